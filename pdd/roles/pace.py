@@ -1,0 +1,51 @@
+"""What MD measures of a relayed request, for Catch-Up's stop rule.
+
+Invariant: numbers only, from this request's own messages and steps; before anything was seen they are cautious guesses.
+"""
+
+from __future__ import annotations
+
+from pdd.lifecycle import now_s
+
+GUESS_S = 0.02
+
+
+class Pace:
+    """MD's step time, RLD's time per output token and the round trip between them, all in s."""
+
+    def __init__(self) -> None:
+        self.step_s = GUESS_S
+        self.round_trip_s = GUESS_S
+        self.stop_sent = False
+        self._asked_s: float | None = None
+        self._answered = False
+        self._heard_first_s: float | None = None
+        self._heard_last_s = 0.0
+        self._heard_tokens = 0
+
+    def asked(self) -> None:
+        """`KvReady` was sent to RLD."""
+        self._asked_s = now_s()
+
+    def heard(self, tokens: int) -> None:
+        """Ids came from RLD. The first ones after the question are its answer."""
+        now = now_s()
+        if self._asked_s is not None and not self._answered:
+            self._answered = True
+            self.round_trip_s = now - self._asked_s
+        if self._heard_first_s is None:
+            self._heard_first_s = now
+        else:
+            self._heard_tokens += tokens
+        self._heard_last_s = now
+
+    def stepped(self, seconds: float) -> None:
+        """A step of this request took so long."""
+        self.step_s = seconds
+
+    @property
+    def tpot_s(self) -> float:
+        """RLD's time per output token."""
+        if self._heard_first_s is None or not self._heard_tokens:
+            return GUESS_S
+        return max(1e-4, (self._heard_last_s - self._heard_first_s) / self._heard_tokens)
