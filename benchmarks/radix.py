@@ -1,7 +1,7 @@
 """Speed of the prefix tree: 10,000 sequences of 4,096 tokens that share 90%, page 64, one thread.
 
-Run: `python -m benchmarks.radix`. The conditions are those under which mini-sglang inserts 28 and matches 57 M
-tokens/s, SGLang 24 and 50. Ids come as int32 arrays; `match_list` takes Python lists instead. `evicting` gives the
+Run: `python -m benchmarks.radix`. Under these conditions mini-sglang inserts 28 and matches 57 M tokens/s,
+SGLang 24 and 50. Ids come as int32 arrays; `match_list` takes Python lists instead. `evicting` gives the
 tree a twentieth of the room. The last stdout line is one JSON line.
 """
 

@@ -1,7 +1,7 @@
 """From conf/ and overrides to one `RunConfig`; Hydra's DictConfig ends here.
 
-Invariant: conf/ is the folder of this source tree (the package is installed editable), wherever the caller stands, and
-every way to get the configuration wrong is a `ConfigError` of one line.
+Invariant: conf/ is the folder of this source tree (the package is installed editable), wherever the caller
+stands, and every way to get the configuration wrong is a `ConfigError` of one line.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def _unknown_key(path: str) -> str:
     *parents, _ = path.split(".")
     for part in parents:
         node = node.get(part, {}) if isinstance(node, dict) else {}
-    known = ", ".join(sorted(node)) or "the options in conf/experiment"
-    return f"{path}: unknown key; known here: {known}"
+    if path.startswith("experiment.options"):
+        return f"{path}: not set in conf/experiment; give +{path}=VALUE for an option that it knows"
+    return f"{path}: unknown key; known here: {', '.join(sorted(node))}"
 
 
 def names(group: str) -> list[str]:
@@ -93,8 +94,8 @@ def names(group: str) -> list[str]:
 def with_system(config: RunConfig, name: str) -> RunConfig:
     """The same run with another system of conf/system, for experiments that compare several.
 
-    What any system file sets goes back to its default before `name`'s own deltas are applied; all else (thresholds,
-    links, overrides) stays. The run's own system is left as it is, so that its overrides count.
+    What any system file sets goes back to its default before `name`'s own deltas are applied; all else
+    (thresholds, links, overrides) stays. The run's own system is left as it is, so that its overrides count.
 
     Raises:
         ConfigError: there is no such system.

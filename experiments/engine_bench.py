@@ -1,10 +1,11 @@
-"""Our engine beside transformers `generate` and plain forwards: same weights, same prompts, one process, one run.
+"""Our engine beside transformers `generate` and plain forwards: same weights, same prompts, one process, one
+run.
 
-Invariant: the two sides of a ratio are measured one right after the other, in alternating order, and a ratio is the
-median over such pairs; so a machine that slows down in the middle does not favour a side.
+Invariant: the two sides of a ratio are measured one right after the other, in alternating order, and a ratio
+is the median over such pairs; so a machine that slows down in the middle does not favour a side.
 
-Conditions: `model.threads` threads, prompt 512, 128 new tokens with the prefill counted in, greedy; prefill of 4096
-tokens in the engine's chunks against one plain forward; 100 ids on top of 4096 cached tokens.
+Conditions: `model.threads` threads, prompt 512, 128 new tokens with the prefill counted in, greedy; prefill
+of 4096 tokens in the engine's chunks against one plain forward; 100 ids on top of 4096 cached tokens.
 """
 
 from __future__ import annotations
@@ -169,7 +170,13 @@ def _pairs(config: RunConfig, folder: RunFolder, ours: Ours, theirs: Theirs) -> 
             first_s, second_s = (mine(), other()) if repetition % 2 else reversed((other(), mine()))
             equal = ours.last == theirs.last if metric == "b1_tok_s" else None
             rows.append(
-                {"repetition": repetition, "metric": metric, "ours_s": first_s, "generate_s": second_s, "equal": equal}
+                {
+                    "repetition": repetition,
+                    "metric": metric,
+                    "ours_s": first_s,
+                    "generate_s": second_s,
+                    "equal": equal,
+                }
             )
         bar.update(1)
     bar.close()

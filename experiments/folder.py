@@ -1,6 +1,7 @@
 """The folder of one run: run.json, Parquet tables, and a traceback if it failed.
 
-Invariant: a folder belongs to one run only, and run.json is whole at any moment (it is replaced, never rewritten).
+Invariant: a folder belongs to one run only, and run.json is whole at any moment: it is replaced, not
+rewritten.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig) -> RunFolder:
-        """A new folder `<runs_dir>/<experiment>/<UTC time>-<hash>`, also when many are made in the same second."""
+        """A new folder `<runs_dir>/<experiment>/<UTC time>-<hash>`; no two share one in the same second."""
         parent = ROOT / config.runs_dir / config.experiment.name
         parent.mkdir(parents=True, exist_ok=True)
         while True:

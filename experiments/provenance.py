@@ -20,9 +20,10 @@ from experiments.compose import ROOT
 from pdd.config import RunConfig, to_plain
 
 PACKAGES = (
-    "hydra-core", "matplotlib", "msgspec", "numpy", "pandas", "papermill", "pdd", "pyarrow", "pyzmq", "seaborn",
-    "torch", "transformers",
+    "hydra-core", "matplotlib", "msgspec", "numpy", "pandas", "papermill", "pdd", "pyarrow", "pyzmq",
+    "seaborn", "torch", "transformers",
 )  # fmt: skip
+NOT_RUN = ("figures", "notebook", "manifest", "scorecard", "compare", "sweep")
 
 
 def versions() -> dict[str, str]:
@@ -80,24 +81,19 @@ def config_hash(config: RunConfig) -> str:
     return _digest(json.dumps(plain, sort_keys=True).encode())
 
 
-def code_hash(kind: str) -> str:
-    """Hash of the code that a run of `experiments/<kind>.py` can execute; figure code does not count."""
-    files = [
-        path for path in sorted((ROOT / "pdd").rglob("*.py")) if "figures" not in path.relative_to(ROOT).parts
-    ]
-    files += [
-        ROOT / "experiments" / f"{name}.py" for name in (kind, "compose", "folder", "serving", "reference")
-    ]
+def code_hash() -> str:
+    """Hash of the code that an experiment can execute; what only draws or compares does not count."""
+    files = [path for path in (ROOT / "pdd").rglob("*.py") if path.parent.name != "figures"]
+    files += [path for path in (ROOT / "experiments").glob("*.py") if path.stem not in NOT_RUN]
     digest = hashlib.sha256()
-    for path in files:
-        if path.is_file():
-            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in sorted(files):
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 
 def result_key(config: RunConfig) -> str:
     """The key under which a finished run may be reused: configuration, code, and packages."""
-    parts = [config_hash(config), code_hash(config.experiment.kind), json.dumps(versions(), sort_keys=True)]
+    parts = [config_hash(config), code_hash(), json.dumps(versions(), sort_keys=True)]
     return _digest("\n".join(parts).encode())
 
 

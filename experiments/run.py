@@ -1,7 +1,7 @@
 """Run one experiment: python -m experiments.run experiment=NAME scale=smoke [overrides]; -m for sweeps.
 
-Invariant: the last line on stdout is one JSON object, or the exit code is not 0 (1 failed, 2 bad configuration,
-130 interrupted) and stderr ends with one line that says why.
+Invariant: the last line on stdout is one JSON object, or the exit code is not 0 (1 failed, 2 bad
+configuration, 130 interrupted) and stderr ends with one line that says why.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hydra multirun: python -m experiments.run -m experiment=NAME key=a,b [hydra/launcher=joblib].
 
-Invariant: as many jobs are reported as the comma lists multiply to; a job that fails keeps its traceback in its own
-folder and the others go on.
+Invariant: as many jobs are reported as the comma lists multiply to; a job that fails keeps its traceback in
+its own folder and the others go on.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def job_count(overrides: list[str]) -> int:
     """How many jobs the comma lists among `overrides` multiply to.
 
     Raises:
-        ConfigError: an override that Hydra's grammar refuses, or several experiments in one sweep: each experiment's
-            own settings would be dropped in silence by Hydra.
+        ConfigError: an override that Hydra's grammar refuses, or several experiments in one sweep: Hydra would
+            drop each one's own settings in silence.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)

@@ -317,6 +317,9 @@ def test_garbage_on_the_control_socket_is_counted_and_peers_go_on(
         end = ControlSocket("md0", SECRET, messages=Message)
         peer = ControlSocket("p0", SECRET, messages=Message)
         peer.connect("md0", end.address)
+        await peer.send("md0", Shutdown())
+        async with asyncio.timeout(3):
+            assert await end.recv() == ("p0", Shutdown())
         host, port = end.address.removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port))) as raw:
             raw.sendall(garbage)

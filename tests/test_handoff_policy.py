@@ -1,4 +1,4 @@
-"""Handoff decisions, and that Catch-Up always ends, on a small event simulation driven by the same functions."""
+"""Handoff decisions, and that Catch-Up always ends, on a small simulation driven by the same functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG = HandoffConfig()
 
 @dataclass
 class Handoff:
-    """One handoff from the moment the KV is whole at MD (time 0): RLD steps every TPOT, MD extends in a loop."""
+    """One handoff from whole KV at MD (time 0) on: RLD steps every TPOT, MD extends in a loop."""
 
     outstanding: int
     tpot_s: float

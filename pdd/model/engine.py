@@ -1,7 +1,8 @@
-"""Steps of a model over sequences: prefill chunks, decode with continuous batching, extend, and KV in and out.
+"""Steps of a model over sequences: prefill chunks, decode with continuous batching, extend, and KV in and
+out.
 
-Invariant: after a call, `seq.kv_tokens` leading positions have their KV, and each position was computed causally over
-exactly the ids before it, in whatever pieces they were fed.
+Invariant: after a call, `seq.kv_tokens` leading positions have their KV, and each position was computed
+causally over exactly the ids before it, in whatever pieces they were fed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from pdd.model.sequence import PlainSequence
 
 KvSequence = PlainSequence | CompressedSequence
 _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+PROBE_TOKENS = 8
+PROBE_TOLERANCE = 0.1
+"""Mean difference of logits over their spread: bfloat16 rounding is below it, a wrong mask above."""
 
 
 class Engine:
@@ -40,9 +44,10 @@ class Engine:
         text = loaded.config.get_text_config(decoder=True)
         kinds = set(getattr(text, "layer_types", None) or _PLAIN_LAYERS)
         if not self._compressed and not kinds <= _PLAIN_LAYERS:
+            unknown = ", ".join(sorted(kinds - _PLAIN_LAYERS))
             raise ConfigError(
-                f"model: layers of kind {', '.join(sorted(kinds - _PLAIN_LAYERS))} in {loaded.config.model_type} "
-                "are not supported; give a model with full or sliding-window attention, or DeepSeek-V4"
+                f"model: layers of kind {unknown} in {loaded.config.model_type} are not supported; "
+                "give a model with full or sliding-window attention, or DeepSeek-V4"
             )
         self._layers = text.num_hidden_layers
         # Plain models never read this: a 4-d mask keeps transformers from building one each step.
@@ -54,7 +59,7 @@ class Engine:
         probe = self._template.export(0, span, boundary=False)
         self.kv_bytes_per_token = -(-sum(tensor.nbytes for tensor in probe.values()) // span)
 
-    # -- sequences -------------------------------------------------------------------------------------------------
+    # -- sequences -------------------------------------------------------------------------------------------
 
     def new(self) -> KvSequence:
         """An empty sequence."""
@@ -75,14 +80,14 @@ class Engine:
         seq.rewind(kv_tokens)
 
     def snapshot(self, seq: KvSequence) -> Any:
-        """A mark to come back to with `restore`, cheap for every model. Valid until the sequence is released."""
+        """A mark to come back to with `restore`, cheap for every model; valid until the release."""
         return seq.snapshot()
 
     def restore(self, seq: KvSequence, snapshot: Any) -> None:
         """Put the sequence back to where `snapshot` was taken of it."""
         seq.restore(snapshot)
 
-    # -- steps -----------------------------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def extend(self, seq: KvSequence, ids: Sequence[int], all_logits: bool = False) -> Tensor:
@@ -94,7 +99,7 @@ class Engine:
         Raises:
             ValueError: no ids, more than the context holds, or a sequence whose KV lacks its boundary.
         """
-        if not ids:
+        if not len(ids):
             raise ValueError("ids: [] is empty; give at least one")
         self._check(seq, len(ids))
         rows, at = [], 0
@@ -133,7 +138,15 @@ class Engine:
         else:
             step = Step(seqs, tokens)  # type: ignore[arg-type]
             own = {"cache": step, "pdd_step": step, "attention_mask": self._no_mask}
-        out = self._model(input_ids=ids, position_ids=positions, use_cache=True, logits_to_keep=keep, **own)
+        marks = [seq.snapshot() for seq in seqs]
+        try:
+            out = self._model(
+                input_ids=ids, position_ids=positions, use_cache=True, logits_to_keep=keep, **own
+            )
+        except BaseException:  # half a step must not be seen by the next one
+            for seq, mark in zip(seqs, marks, strict=True):
+                seq.restore(mark)
+            raise
         for seq in seqs:
             seq.advance(tokens)
         logits: Tensor = out.logits
@@ -142,7 +155,8 @@ class Engine:
     def _pieces(self, start: int, tokens: int) -> Iterator[int]:
         """Sizes of the forward passes over [start, start + tokens).
 
-        Where KV is cut at blocks, a piece ends at the last block boundary too, so that a prefix can be kept there.
+        Where KV is cut at blocks, a piece ends at the last block boundary too, so that a prefix can be kept
+        there.
         """
         chunk, end, cut = self.config.chunk_tokens, start + tokens, self.cut_tokens
         last_cut = end // cut * cut
@@ -156,20 +170,42 @@ class Engine:
 
     def _check(self, seq: KvSequence, tokens: int) -> None:
         if seq.kv_tokens + tokens > self.loaded.max_tokens:
-            raise ValueError(f"ids: {seq.kv_tokens} + {tokens} tokens exceed the context of {self.loaded.max_tokens}")
+            raise ValueError(
+                f"ids: {seq.kv_tokens} + {tokens} tokens exceed the context of {self.loaded.max_tokens}"
+            )
         if not seq.continuable:
-            raise ValueError(f"sequence: the KV up to {seq.kv_tokens} came without the state to continue from there")
+            raise ValueError(
+                f"sequence: the KV up to {seq.kv_tokens} came without the state to continue from there"
+            )
 
     @torch.inference_mode()
     def _probe(self) -> KvSequence:
-        """A stepped sequence: it proves that the model runs, and its shapes are what segments are held against."""
+        """A stepped sequence, whose shapes segments are held against.
+
+        A model that the engine cannot step must fail here: on a wrong cache or mask transformers raises
+        nothing and answers nonsense. So the first steps are held against a plain forward.
+
+        Raises:
+            ConfigError: the model cannot be stepped, or answers differently in steps.
+        """
         seq = self.new()
         self.cut_tokens = seq.cut_tokens
-        tokens = seq.cut_tokens
-        self._forward([seq], torch.zeros(1, tokens, dtype=torch.long, device=self._device), 1)
+        ids = torch.arange(max(PROBE_TOKENS, seq.cut_tokens), device=self._device)[None] % self.loaded.vocab
+        kind = self.loaded.config.model_type
+        try:
+            if self._compressed:
+                self._forward([seq], ids, 1)
+                return seq
+            rows = [self._forward([seq], piece, 0)[0] for piece in ids.split((5, 2, 1), dim=1)]
+            plain = self._model(input_ids=ids, use_cache=False).logits[0].to("cpu", torch.float32)
+        except Exception as error:
+            raise ConfigError(f"model: {kind} cannot be stepped by this engine ({error})") from error
+        apart = float((torch.cat(rows) - plain).abs().mean(dim=-1).max() / plain.std())
+        if not apart < PROBE_TOLERANCE:
+            raise ConfigError(f"model: {kind} answers differently in steps (logits apart by {apart:.2g} std)")
         return seq
 
-    # -- KV in and out ---------------------------------------------------------------------------------------------
+    # -- KV in and out ---------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def export(self, seq: KvSequence, start: int, end: int, boundary: bool = True) -> KvSegment:
@@ -201,14 +237,11 @@ class Engine:
             raise WireError(f"kv: starts at token {segment.start}; the sequence ends at {seq.kv_tokens}")
         if segment.end > self.loaded.max_tokens:
             raise WireError(f"kv: ends at token {segment.end}; the context holds {self.loaded.max_tokens}")
-        wanted = self._template.shapes(segment.start, segment.end, segment.boundary)
+        layout = self._template.layout(segment.start, segment.end, segment.boundary)
+        wanted = {name: shape for name, (shape, _) in layout.items()}
         found = {name: tuple(tensor.shape) for name, tensor in segment.tensors.items()}
         if found != wanted:
-            name = next(iter(sorted(found.items() ^ wanted.items())))[0]
+            name = min(found.items() ^ wanted.items())[0]
             raise WireError(f"kv: tensor {name} is {found.get(name)}; this model's is {wanted.get(name)}")
-        dtype = self._model.dtype
-        tensors = {
-            name: tensor.to(self._device, dtype if tensor.dtype != torch.float32 or not self._compressed else None)
-            for name, tensor in segment.tensors.items()
-        }
+        tensors = {name: segment.tensors[name].to(self._device, dtype) for name, (_, dtype) in layout.items()}
         seq.load(tensors, segment.end, segment.boundary)

@@ -1,7 +1,7 @@
 """A range of tokens' KV as tensors, and as bytes on a wire.
 
-Invariant: `from_bytes` gives back exactly what `to_bytes` was given, or raises; nothing from a wire is trusted before
-version, shapes, sizes and checksum agree.
+Invariant: `from_bytes` gives back exactly what `to_bytes` was given, or raises; nothing from a wire is
+trusted before version, shapes, sizes and checksum agree.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class KvSegment:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def to_bytes(self) -> tuple[bytes, list[memoryview]]:
-        """Header and payload. The buffers are views of the tensors: keep these unchanged until they are sent."""
+        """Header and payload. The buffers are views of the tensors: change nothing until they are sent."""
         parts = [_view(tensor) for tensor in self.tensors.values() if tensor.numel()]
         checksum = 0
         for part in parts:
@@ -92,7 +92,8 @@ class KvSegment:
 
     @classmethod
     def from_bytes(cls, header: bytes, payload: Any) -> KvSegment:
-        """The segment of a header and its payload: one buffer, or several in order. A writable one is not copied.
+        """The segment of a header and its payload: one buffer, or several in order. A writable one is not
+        copied.
 
         Raises:
             WireError: another version, an impossible shape, a wrong size or a wrong checksum.
@@ -105,7 +106,9 @@ class KvSegment:
         if size != data.nbytes:
             raise WireError(f"kv payload: {data.nbytes} bytes; the header says {size}")
         if zlib.crc32(data) != head.checksum:
-            raise WireError(f"kv payload: wrong checksum for tokens {head.start} to {head.end}; send it again")
+            raise WireError(
+                f"kv payload: wrong checksum for tokens {head.start} to {head.end}; send it again"
+            )
         if data.readonly:
             data = memoryview(bytearray(data))
         tensors, offset = {}, 0
@@ -128,12 +131,15 @@ def _header(data: bytes) -> KvHeader:
         raise WireError("kv header: a tensor is named twice")
     for kind in head.tensors:
         if kind.dtype not in _DTYPES or any(size < 0 for size in kind.shape):
-            raise WireError(f"kv header: tensor {kind.name} of {kind.dtype} {list(kind.shape)} is not possible")
+            raise WireError(
+                f"kv header: tensor {kind.name} of {kind.dtype} {list(kind.shape)} is not possible"
+            )
     return head
 
 
 def _view(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.view(-1).view(torch.uint8).numpy())
+    raw: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(raw)
 
 
 def _joined(parts: Sequence[Any]) -> bytearray:

@@ -1,7 +1,7 @@
 """From a `ModelConfig` to a model that is ready to step.
 
-Invariant: two processes with the same `ModelConfig` (and, for `hf`, the same files) get the same weights and the same
-fingerprint, and KV is only ever loaded under an equal fingerprint.
+Invariant: two processes with the same `ModelConfig` (and, for `hf`, the same files) get the same weights and
+the same fingerprint, and KV is only ever loaded under an equal fingerprint.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def load(config: ModelConfig) -> LoadedModel:
     if config.name == "hf":
         model, tokenizer, identity = _from_hub(config, dtype)
     else:
+        if config.name.startswith("tiny_deepseek_v4") and config.dtype == "float64":
+            raise ConfigError("model.dtype: 'float64' is not possible with DeepSeek-V4; give float32 or less")
         model = build_tiny(config.name, config.seed, config.max_tokens).to(dtype)
         tokenizer = ByteTokenizer(model.config.vocab_size)
         identity = f"{config.name} {config.seed}"
@@ -68,7 +70,9 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise ConfigError(f"model.device: {name!r} is not usable here; give cpu, or cuda with a GPU") from None
+        raise ConfigError(
+            f"model.device: {name!r} is not usable here; give cpu, or cuda with a GPU"
+        ) from None
     return device
 
 
@@ -77,7 +81,7 @@ def _from_hub(config: ModelConfig, dtype: torch.dtype) -> tuple[Any, Tokenizer, 
     local = Path(path).expanduser()
     if not local.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
         raise ConfigError(
-            f"model.path: {path!r} is neither a folder nor a name of the form owner/model; give one of the two"
+            f"model.path: {path!r} is neither a folder nor a name such as owner/model; give one of the two"
         )
     source = str(local) if local.is_dir() else path
     try:

@@ -1,7 +1,7 @@
 """A prefix cache of KV: P's own, and MD's DRC (facts: 1.1).
 
-Invariant: a match ends where a step can continue (its last page carries a boundary), and its pages stay until it is
-released. Pages are copies: they share nothing with the sequence that they came from.
+Invariant: a match ends where a step can continue (its last page carries a boundary), and its pages stay until
+it is released. Pages are copies: they share nothing with the sequence that they came from.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-
 
 from pdd.model.engine import Engine, KvSequence
 from pdd.model.kv import KvSegment
@@ -64,7 +63,9 @@ class PrefixCache:
             ValueError: the sequence holds KV already.
         """
         if seq.kv_tokens:
-            raise ValueError(f"sequence: it holds {seq.kv_tokens} tokens already; load a match into a new one")
+            raise ValueError(
+                f"sequence: it holds {seq.kv_tokens} tokens already; load a match into a new one"
+            )
         for page in match.pages:
             self._engine.load(seq, page.segment)
 
@@ -80,7 +81,7 @@ class PrefixCache:
         return present
 
     def insert_segments(self, ids: Sequence[int], segments: Iterable[KvSegment]) -> int:
-        """Enter the whole pages of `ids` from segments that follow each other from position 0, as `insert`."""
+        """Enter the whole pages of `ids` from segments that follow each other from 0, as `insert`."""
         seq = self._engine.new()
         for segment in segments:
             self._engine.load(seq, segment)

@@ -1,7 +1,7 @@
 """Drawing a token from logits, and knowing when an answer is complete.
 
-Invariant: the token depends on (logits, parameters, prompt, output) and nothing else: noise is keyed by the request's
-seed and the absolute position, never by worker state, so P, RLD and MD draw the same token.
+Invariant: the token depends on (logits, parameters, prompt, output) and nothing else: noise is keyed by the
+request's seed and the absolute position, never by worker state, so P, RLD and MD draw the same token.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pdd.model.tokenizer import Tokenizer
 from pdd.request import SamplingParams
 
 TAIL_SPARE_TOKENS = 8
-"""Tokens decoded beyond a stop string's bytes: some decode to nothing, and the first may be half a character."""
+"""Tokens decoded beyond a stop string's bytes: some decode to nothing, the first may be half a letter."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Draw:
 def sample(logits_row: Tensor, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> Draw:
     """Draw the token at position `len(prompt) + len(output)` from logits `[V]`.
 
-    Order, as in transformers: penalties, temperature, top-k, top-p. The repetition penalty counts prompt and output
-    (transformers), presence and frequency the output only (OpenAI).
+    Order, as in transformers: penalties, temperature, top-k, top-p. The repetition penalty counts prompt and
+    output (transformers), presence and frequency the output only (OpenAI).
     """
     if params.temperature == 0 and params.logprobs is None and not _penalised(params):
         return Draw(int(logits_row.argmax()))
@@ -74,7 +74,7 @@ def _draw(scores: np.ndarray, params: SamplingParams, position: int) -> int:
 
 
 def _kept(scores: np.ndarray, params: SamplingParams) -> np.ndarray | None:
-    """Ids that top-k and top-p leave, or None for all. Ties are broken by id, so that every role cuts alike."""
+    """Ids that top-k and top-p leave, or None for all. Ties go by id, so that every role cuts alike."""
     top_k = params.top_k if 0 < params.top_k < len(scores) else 0
     if not top_k and params.top_p >= 1:
         return None
@@ -87,7 +87,8 @@ def _kept(scores: np.ndarray, params: SamplingParams) -> np.ndarray | None:
 
 
 def gumbel(seed: int, position: int, size: int) -> np.ndarray:
-    """Gumbel noise of every token id at a position: Philox keyed by `seed`, counted from the position's own block.
+    """Gumbel noise of every token id at a position: Philox keyed by `seed`, counted from the position's own
+    block.
 
     Raw integers are turned into numbers here, since numpy keeps only its bit streams stable across versions.
     """

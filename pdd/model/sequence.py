@@ -1,10 +1,10 @@
 """The KV of one sequence in a model whose every layer keeps a key and a value a token.
 
-Invariant: rows `[0, kv_tokens)` of every layer's buffers are valid; a step writes behind them and counts them only
-when the whole forward has ended, so a step that raises leaves the sequence as it was.
+Invariant: rows `[0, kv_tokens)` of every layer's buffers are valid; a step writes behind them and counts them
+only when the whole forward has ended, so a step that raises leaves the sequence as it was.
 
-Sliding-window layers keep every row too: a range can then be cut, shipped and rewound at any token, at the price of
-rows that are no longer read.
+Sliding-window layers keep every row too: a range can then be cut, shipped and rewound at any token, at the
+price of rows that are no longer read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 MIN_CAPACITY_TOKENS = 256
+
+Kind = tuple[tuple[int, ...], torch.dtype]
+"""Shape and dtype."""
 
 
 class PlainSequence:
@@ -26,7 +29,7 @@ class PlainSequence:
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
 
-    # -- a step ----------------------------------------------------------------------------------------------------
+    # -- a step ----------------------------------------------------------------------------------------------
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Put new rows `[KV heads, tokens, dim]` behind the valid ones."""
@@ -36,7 +39,7 @@ class PlainSequence:
         self._room(self._values, layer, values, end)[:, start:end] = values
 
     def read(self, layer: int, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Views `[1, KV heads, end - start, dim]` of keys and values, written ones of this step among them."""
+        """Views `[1, KV heads, end - start, dim]` of keys and values, this step's among them."""
         keys, values = self._keys[layer], self._values[layer]
         assert keys is not None and values is not None
         return keys[None, :, start:end], values[None, :, start:end]
@@ -55,7 +58,7 @@ class PlainSequence:
             buffers[layer] = buffer = grown
         return buffer
 
-    # -- ranges ----------------------------------------------------------------------------------------------------
+    # -- ranges ----------------------------------------------------------------------------------------------
 
     @property
     def continuable(self) -> bool:
@@ -76,18 +79,18 @@ class PlainSequence:
         return tensors
 
     def load(self, tensors: dict[str, Tensor], end: int, boundary: bool) -> None:
-        """Append rows up to `end`; names and shapes were checked against `shapes`."""
+        """Append rows up to `end`; names and shapes were checked against `layout`."""
         for layer in range(len(self._keys)):
             self.write(layer, tensors[f"{layer}.k"], tensors[f"{layer}.v"])
         self.kv_tokens = end
 
-    def shapes(self, start: int, end: int, boundary: bool) -> dict[str, tuple[int, ...]]:
-        """What `export` of a range gives, from the widths that this (once stepped) sequence has."""
-        found = {}
+    def layout(self, start: int, end: int, boundary: bool) -> dict[str, Kind]:
+        """Shape and dtype of what `export` gives, from the widths of this (once stepped) sequence."""
+        found: dict[str, Kind] = {}
         for layer, pair in enumerate(zip(self._keys, self._values, strict=True)):
             for name, buffer in zip("kv", pair, strict=True):
                 assert buffer is not None
-                found[f"{layer}.{name}"] = (buffer.shape[0], end - start, buffer.shape[2])
+                found[f"{layer}.{name}"] = (buffer.shape[0], end - start, buffer.shape[2]), buffer.dtype
         return found
 
     def rewind(self, kv_tokens: int) -> None:

@@ -1,7 +1,7 @@
 """The tiny random models: real architectures that run on a CPU in milliseconds a token.
 
-Invariant: the weights depend on name, seed and shape only. The head is untied and the initializer range wide, since
-otherwise greedy output is one id for ever and equality of tokens would prove nothing.
+Invariant: the weights depend on name, seed and shape only. The head is untied and the initializer range wide,
+since otherwise greedy output is one id for ever and equality of tokens would prove nothing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def tiny_config(name: str, max_tokens: int) -> PreTrainedConfig:
     if name == "tiny_llama":
         return LlamaConfig(**_DENSE, max_position_embeddings=max_tokens)
     sparse = name == "tiny_deepseek_v4_sparse"
-    # Smooth: every expert is active and the indexer keeps every entry, so nothing jumps on a rounding difference.
+    # Smooth: every expert is active and the indexer keeps every entry, so rounding makes nothing jump.
     return DeepseekV4Config(
         **_V4,
         max_position_embeddings=max_tokens,
@@ -79,7 +79,7 @@ def build_tiny(name: str, seed: int, max_tokens: int) -> Any:
 
 
 def _fill_hash_routes(model: Any, config: Any) -> None:
-    """Give each token id its own experts: transformers leaves the table of the hash layers to the checkpoint."""
+    """Give each token id its own experts: transformers leaves that table to the checkpoint."""
     experts, active = config.n_routed_experts, config.num_experts_per_tok
     for layer in model.model.layers:
         if layer.mlp.is_hash:

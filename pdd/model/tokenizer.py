@@ -1,4 +1,5 @@
-"""Text to ids and back: a byte tokenizer of our own for the tiny models, and a thin wrapper for any of transformers.
+"""Text to ids and back: a byte tokenizer of our own for the tiny models, and a thin wrapper for any of
+transformers.
 
 Invariant: `decode` never raises on ids inside the vocabulary, whatever a random model draws.
 """
@@ -60,4 +61,6 @@ class HubTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens left out."""
-        return str(self._inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(
+            self._inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )

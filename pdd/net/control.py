@@ -26,7 +26,8 @@ HIGH_WATER = 20_000
 MAX_MESSAGE_BYTES = 64 << 20
 IPC_PATH_BYTES = 107
 
-_FAILED_HANDSHAKE = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
 
 _context: zmq.asyncio.Context | None = None
 _users = 0
@@ -100,7 +101,7 @@ class ControlSocket:
         if ipc_path is not None:
             self.ipc_address = f"ipc://{ipc_path}"
             self._pull.bind(self.ipc_address)
-        self._monitor = self._pull.get_monitor_socket(_FAILED_HANDSHAKE)
+        self._monitor = self._pull.get_monitor_socket(_WATCHED)
 
     @property
     def rejected(self) -> Counter[str]:
@@ -118,7 +119,8 @@ class ControlSocket:
             if self._peers[peer][0] == address:
                 return
             self.disconnect(peer)
-        push: zmq.Socket[bytes] = self._context.socket(zmq.PUSH, socket_class=zmq.Socket)
+        # A plain socket of the same context: sends never wait, so they need no event loop.
+        push: zmq.Socket[bytes] = zmq.Socket(self._context, zmq.PUSH)
         push.setsockopt(zmq.SNDHWM, HIGH_WATER)
         push.setsockopt(zmq.LINGER, 0)
         push.setsockopt(zmq.RECONNECT_IVL, 20)
@@ -185,12 +187,11 @@ class ControlSocket:
             return None
 
     async def _watch(self) -> None:
-        # Bytes that are no ZMQ never become a message; the library tells of them only as failed handshakes.
+        strangers = _Strangers()
         while True:
             event = await recv_monitor_message(self._monitor)
-            self._rejections.note(
-                "garbage", f"a connection that does not speak the protocol (event {event['event']})"
-            )
+            if strangers.refused(event["event"], int(event["value"])):
+                self._rejections.note("garbage", "a connection that does not speak the protocol")
 
     def close(self, linger_ms: int = 500) -> None:
         """Close every socket. If it is the process's last, sent messages get up to `linger_ms` to leave."""
@@ -209,6 +210,45 @@ class ControlSocket:
             with contextlib.suppress(FileNotFoundError):
                 self._ipc_path.unlink()
         _leave_context()
+
+
+class _Strangers:
+    """Connections that were accepted and have not shown that they speak ZMQ.
+
+    What they send never becomes a message, so the events of the socket are their only trace. The library does
+    not say whose handshake succeeded: with several under way, a stranger that leaves may pass for a peer.
+    """
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        self._unnamed = 0
+        self._failed = 0
+
+    def refused(self, event: int, connection: int) -> bool:
+        """Take an event in; whether it tells of one more refused connection."""
+        if event & _FAILED:
+            # Tells an error in place of the connection, and the end of that connection follows.
+            self._failed += 1
+        elif event == zmq.EVENT_ACCEPTED:
+            self._open.add(connection)
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if len(self._open) == 1:
+                self._open.clear()
+            else:
+                self._unnamed += 1
+        elif connection in self._open:
+            self._open.discard(connection)
+            return self._leaves()
+        return False
+
+    def _leaves(self) -> bool:
+        if self._failed:
+            self._failed -= 1
+            return True
+        if self._unnamed:
+            self._unnamed -= 1
+            return False
+        return True
 
 
 def _framed_bytes(body_bytes: int) -> int:

@@ -32,14 +32,14 @@ class _Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """Base: a frozen struct that is encoded as an array."""
 
 
-class Hello(_Header, tag=1):
+class Hello(_Header, frozen=True, tag=1):
     """Server: who I am and my challenge."""
 
     name: str
     nonce: bytes
 
 
-class Auth(_Header, tag=2):
+class Auth(_Header, frozen=True, tag=2):
     """Client: who I am, my answer and my challenge."""
 
     name: str
@@ -47,30 +47,30 @@ class Auth(_Header, tag=2):
     proof: bytes
 
 
-class Welcome(_Header, tag=3):
+class Welcome(_Header, frozen=True, tag=3):
     """Server: your answer is right, here is mine."""
 
     proof: bytes
 
 
-class Refuse(_Header, tag=4):
+class Refuse(_Header, frozen=True, tag=4):
     """Server: no more on this connection."""
 
     code: str
     reason: str
 
 
-class Warm(_Header, tag=5):
+class Warm(_Header, frozen=True, tag=5):
     """Client: the payload only opens the connection's window. `last` asks for `Warmed`."""
 
     last: bool
 
 
-class Warmed(_Header, tag=6):
+class Warmed(_Header, frozen=True, tag=6):
     """Server: all warm-up bytes are here."""
 
 
-class Begin(_Header, tag=7):
+class Begin(_Header, frozen=True, tag=7):
     """Client: one stripe of a segment follows as data frames, `stripe_bytes` from `offset` of `total_bytes`.
 
     transfer: the sender's number of this segment, the same when it is retried.
@@ -89,14 +89,14 @@ class Begin(_Header, tag=7):
     stripe_bytes: int
 
 
-class Ack(_Header, tag=8):
+class Ack(_Header, frozen=True, tag=8):
     """Server: this stripe is here and its checksum is right."""
 
     transfer: int
     stripe: int
 
 
-class Nack(_Header, tag=9):
+class Nack(_Header, frozen=True, tag=9):
     """Server: this stripe is of no use to me."""
 
     transfer: int
@@ -104,7 +104,7 @@ class Nack(_Header, tag=9):
     reason: str
 
 
-class Drop(_Header, tag=10):
+class Drop(_Header, frozen=True, tag=10):
     """Client: forget what you have of this segment, no more comes."""
 
     transfer: int
@@ -112,7 +112,7 @@ class Drop(_Header, tag=10):
 
 Header: TypeAlias = Hello | Auth | Welcome | Refuse | Warm | Warmed | Begin | Ack | Nack | Drop
 
-_TAGS: dict[int, type[_Header]] = {cls.__struct_config__.tag: cls for cls in Header.__args__}  # type: ignore[attr-defined,union-attr]
+_TAGS: dict[int, type[_Header]] = {cls.__struct_config__.tag: cls for cls in Header.__args__}
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Header)
 

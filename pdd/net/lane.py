@@ -112,6 +112,19 @@ class Lane:
             raise WireError(f"answer: for transfer {reply.transfer}, not {stripe.begin.transfer}")
         return reply.reason if isinstance(reply, Nack) else ""
 
+    @property
+    def stale(self) -> bool:
+        """The peer has closed the idle connection, whether or not the event loop knows already."""
+        if self._wire is None:
+            return True
+        try:
+            self._wire.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True
+
     def watch(self, on_readable: Callable[[], None]) -> None:
         """While the lane is idle: anything readable means that the peer has closed it."""
         if self._wire is not None:

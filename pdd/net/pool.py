@@ -112,7 +112,7 @@ class KvPool:
         )
         self._pump()
         try:
-            # Not `await flight.done`: a cancelled call would cancel the future that the lanes read the outcome from.
+            # Not `await flight.done`: a cancelled call would cancel the future that the lanes read.
             await asyncio.wait([flight.done], timeout=self._config.timeout_s)
             flight.end(f"no acknowledgement from {self.peer} within {self._config.timeout_s:g} s")
         finally:
@@ -167,10 +167,14 @@ class KvPool:
 
     def _pump(self) -> None:
         while self._free and not self._closed:
+            # The lane used last is the warmest: TCP shrinks the window of an idle connection.
+            if self._free[-1].stale:
+                # When one connection breaks, often all do; a stripe's tries are not to be spent on those.
+                self._idle_broke(self._free[-1])
+                continue
             stripe = self._next()
             if stripe is None:
                 return
-            # The lane used last is the warmest: TCP shrinks the window of an idle connection.
             lane = self._free.pop()
             lane.unwatch()
             self._spawn(self._carry(lane, stripe))

@@ -85,9 +85,7 @@ def cap_tokens(config: HandoffConfig, rld_load: float) -> int:
 
 
 def first_part(config: HandoffConfig, outstanding: int) -> int:
-    """Ids of Catch-Up's first extend: all, or the first half where more than `split_tokens` are outstanding
-    [A].
-    """
+    """Ids of Catch-Up's first extend: all, or above `split_tokens` the first half (the split is [A]'s)."""
     return outstanding if outstanding <= config.split_tokens else (outstanding + 1) // 2
 
 
@@ -112,23 +110,21 @@ def stop_position(
 
 
 def on_kv_ready(config: HandoffConfig, view: RelayView) -> RelayMove:
-    """RLD's choice when MD's KV is whole. At its cap it makes nothing to catch up with, so it hands over at
-    once.
-    """
+    """RLD's choice when MD's KV is whole. At its cap it makes nothing new, so it hands over at once."""
     mode = ONESHOT if view.paused else choose_mode(config, view.load)
     return RelayMove(mode, mode == ONESHOT)
 
 
 def stops_at(view: RelayView, position: int) -> int:
-    """The position before which RLD stops when told `position`: there, or where it is if it is past or
-    paused.
-    """
+    """Where RLD stops when told `position`: there, or where it is if it is past it or paused."""
     return view.made_tokens if view.paused else max(view.made_tokens, position)
 
 
 def main_move(config: HandoffConfig, mode: str, view: MainView) -> MainMove:
-    """MD's next move. One-Shot: extend over all that is known, and wait. Catch-Up: extend part by part, then
-    name a stop.
+    """MD's next move.
+
+    One-Shot: extend over all that is known until RLD has stopped. Catch-Up: extend part by part, then name a
+    stop. Both: once RLD has stopped, extend over the rest and take over.
     """
     if view.relay_stopped:
         return MainMove(view.outstanding, None, view.outstanding == 0)

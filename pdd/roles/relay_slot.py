@@ -86,7 +86,11 @@ class RelaySlot(Slot):
             self._told_main = len(self.output)
 
     def _pause_at_cap(self) -> None:
-        if len(self.output) >= self._cap_of():
+        if len(self.output) < self._cap_of():
+            return
+        if self.mode or self._stop_at is not None:  # MD has the KV: nothing to wait for
+            self.end("")
+        else:
             self.paused = True
             self._flush()
             self._send(self.gateway, RelayPaused(self.request_id, len(self.output)))

@@ -113,8 +113,10 @@ class FairLink:
             self._carry(flow, item)
 
     def _carry(self, flow: Flow, item: memoryview) -> None:
-        start_s = self._cross.busy_until(self._free_s, self._free_s)
-        self._free_s = start_s + len(item) / self.shape.rate_bytes_s
+        # What competes does not back off: all of it that comes before this item's turn goes first.
+        while (busy_s := self._cross.busy_until(self._free_s, self._free_s)) > self._free_s:
+            self._free_s = busy_s
+        self._free_s += len(item) / self.shape.rate_bytes_s
         packets = self.shape.packets(len(item))
         lost = len(self._loss.lost(packets))
         # TCP would send the lost packet again: this flow, and only this flow, waits one RTT for it.

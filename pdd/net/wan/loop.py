@@ -5,6 +5,8 @@ Invariant: the loop ends when stdin closes or the parent is gone, so no shaper o
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import select
@@ -19,6 +21,8 @@ Handler = Callable[[int], None]
 Command = Callable[[dict[str, Any]], dict[str, Any]]
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 LOOK_S = 1.0
+# A sleeping process wakes about this much late; the shapers deliver this much early instead.
+EARLY_S = 0.0001
 
 
 class Loop:
@@ -53,6 +57,8 @@ class Loop:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: self._end())
         os.set_blocking(0, False)
+        _sleep_sharply()
+        _go_first()
         self.watch(0, READ, self._read_commands)
         self._reply({"ok": True})
         while self._running and os.getppid() == self._parent:
@@ -87,3 +93,15 @@ class Loop:
     def _reply(self, answer: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+
+
+def _sleep_sharply() -> None:
+    """Ask Linux for timers within a microsecond, not the usual 50."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(29, 1000, 0, 0, 0)  # PR_SET_TIMERSLACK, in ns
+
+
+def _go_first() -> None:
+    """A real link does not wait for a processor; where the rights allow it, neither does this one."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, -15)

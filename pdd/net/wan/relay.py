@@ -16,7 +16,7 @@ from typing import Any
 
 from pdd.config import WanConfig, from_plain
 from pdd.net.wan.fair import FairLink
-from pdd.net.wan.loop import READ, Loop
+from pdd.net.wan.loop import EARLY_S, READ, Loop
 from pdd.net.wan.shape import LinkShape
 from pdd.net.wan.tunnel import Pipe, Tunnel
 
@@ -60,16 +60,17 @@ class Relay:
 
     def _pump(self, link: FairLink, now_s: float) -> float | None:
         before = link.wake_s()
-        if before is None or before > now_s:
-            return before
+        if before is None or before - EARLY_S > now_s:
+            return before - EARLY_S if before is not None else None
         touched = link.serve(now_s)
-        for flow, item in link.due(now_s):
+        for flow, item in link.due(now_s + EARLY_S):
             assert isinstance(flow, Pipe)
             flow.tunnel.deliver(flow, item, now_s)
         for flow in touched:
             assert isinstance(flow, Pipe)
             flow.tunnel.refresh()
-        return link.wake_s()
+        after = link.wake_s()
+        return after - EARLY_S if after is not None else None
 
     def _on_open(self, command: dict[str, Any]) -> dict[str, Any]:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -47,7 +47,7 @@ class LinkShape:
 class CrossTraffic:
     """Competing packets of `mtu_bytes` that come at random (Poisson) at a mean rate and do not back off.
 
-    They queue before ours, as UDP does beside TCP, so they keep their rate and delay ours.
+    As UDP beside TCP, they keep their rate, and ours gets what is left.
     """
 
     def __init__(self, shape: LinkShape, rng: random.Random, now_s: float) -> None:
@@ -60,13 +60,13 @@ class CrossTraffic:
         return self._rng.expovariate(1.0) * self._gap_s
 
     def busy_until(self, free_s: float, now_s: float) -> float:
-        """When the link is free of cross traffic that came by `now_s`, or while it was busy with such."""
-        if self._next_s > max(free_s, now_s):
+        """When the link, free of all else at `free_s`, has carried what came by `now_s`."""
+        if self._next_s > now_s:
             return free_s
         if now_s - self._next_s > CATCH_UP_S:
             # The queue is stationary: a second of history says as much as an hour of idleness.
             self._next_s = now_s - CATCH_UP_S
-        while self._next_s <= max(free_s, now_s):
+        while self._next_s <= now_s:
             free_s = max(free_s, self._next_s) + self._size_s
             self._next_s += self._draw()
         return free_s
