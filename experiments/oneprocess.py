@@ -20,7 +20,7 @@ from pdd.request import Request
 
 CACHE_TOKENS = 1 << 18
 SURE_MARGIN = 1e-2
-"""Logit margin beyond which an extend and single steps cannot choose differently (they differ by 1e-5 here)."""
+"""Logit margin beyond which an extend and single steps choose alike (their logits differ by 1e-5 here)."""
 
 
 class OneProcess:
@@ -55,7 +55,7 @@ class OneProcess:
         return seq, logits
 
     def expected(self, request: Request, seen: Iterable[Sequence[int]]) -> list[int]:
-        """The output ids of `decode`, faster where one of `seen` (what clusters answered) can be confirmed."""
+        """The output ids of `decode`, faster where one of `seen` (clusters' answers) can be confirmed."""
         for ids in {tuple(ids) for ids in seen if len(ids)}:
             if self._confirms(request, ids):
                 return list(ids)

@@ -59,8 +59,8 @@ def job_count(overrides: list[str]) -> int:
     """How many jobs the comma lists among `overrides` multiply to.
 
     Raises:
-        ConfigError: an override that Hydra's grammar refuses, or several experiments in one sweep: Hydra would
-            drop each one's own settings in silence.
+        ConfigError: an override that Hydra's grammar refuses, or several experiments in one sweep: Hydra
+            would drop each one's own settings in silence.
     """
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)

@@ -1,4 +1,4 @@
-"""All systems on the same requests: time to first token, pace, stalls, and bytes over the WAN (Tables 4 and 7).
+"""All systems on the same requests: time to first token, pace, stalls, and WAN bytes (Tables 4 and 7).
 
 Invariant: every system is served the same prompts at the same arrival times after the same warm-up, and every
 answer is held against one-process decoding.
@@ -13,12 +13,14 @@ import pandas as pd
 from experiments.compose import with_system
 from experiments.folder import RunFolder
 from experiments.oneprocess import OneProcess
+from experiments.options import read_options
 from experiments.tables import ServedTables
+from experiments.warm import warm
 from pdd.analysis import metrics
 from pdd.analysis.waterfall import waterfall
 from pdd.cluster import Cluster
 from pdd.config import RunConfig
-from pdd.errors import ConfigError, PddError
+from pdd.errors import PddError
 from pdd.request import Completion
 from pdd.workload.requests import Workload, build
 
@@ -31,8 +33,7 @@ def run(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
 
     `relayed_*` metrics of every system are over the requests that `pdd` relayed (where `pdd` is served).
     """
-    if config.experiment.options:
-        raise ConfigError(f"experiment.options.{next(iter(config.experiment.options))}: ttft has no options")
+    read_options(config, {})
     systems = config.experiment.systems or (config.system.name,)
     yardstick = OneProcess(config)
     loads = {
@@ -55,8 +56,7 @@ def run(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
 def _serve(cluster: Cluster, load: Workload, bar: Any) -> list[Completion | PddError]:
     """Empty the caches, warm the histories one after another, then replay the requests."""
     cluster.reset_caches()
-    for request in load.warm_up():
-        cluster.submit(request).result()
+    warm(cluster, load.contexts)
     return cluster.replay(load.timed(), on_done=lambda _: bar.update(1))
 
 

@@ -128,7 +128,7 @@ def test_without_the_stop_rule_a_slow_extend_would_never_catch_up() -> None:
     slow = Handoff(outstanding=40, tpot_s=0.01, floor_s=0.01, token_s=0.03, rtt_s=0.02).run()
     assert slow.named is not None
     assert stop_position(100, 500, 0.01, 0.01, 0.02) is None
-    assert stop_position(100, 500, 0.01, 0.01, 0.02, shrinks=False) == 102
+    assert stop_position(100, 500, 0.01, 0.01, 0.02, shrinks=False) == 103
 
 
 @pytest.mark.parametrize(

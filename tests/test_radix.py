@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from pdd.policy.radix import Match, RadixTree
 
 PAGE = 2
-IDS = st.lists(st.integers(0, 1), max_size=13)
+PAGES = st.sampled_from([[0, 0], [0, 1], [1, 0]])
+IDS = st.builds(
+    lambda pages, tail: [token for page in pages for token in page] + tail,
+    st.lists(PAGES, min_size=1, max_size=5),
+    st.sampled_from([[], [0]]),
+)
 
 
 class Naive:
@@ -104,10 +109,11 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.tree.match(ids).values == match.values
         self.naive.touch(ids)
 
-    @rule(pages=st.integers(0, 4))
+    @rule(pages=st.integers(1, 3))
     def evict(self, pages: int) -> None:
         assert self.tree.evict(pages * PAGE) == self.naive.evict(pages) * PAGE
 
+    @precondition(lambda self: len(self.naive.used) > 8)
     @rule()
     def clear(self) -> None:
         self.tree.clear()
@@ -123,7 +129,7 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TestTree = TreeMachine.TestCase
-TestTree.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestTree.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 
 
 def filled(*sequences: list[int], page: int = 2, budget: int = 100) -> RadixTree:
@@ -192,3 +198,14 @@ def test_a_long_run_of_matches_keeps_the_eviction_queue_small() -> None:
     for round_ in range(1000):
         tree.match([round_ % 50, round_ % 50])
     assert len(tree._heap) <= 50
+
+
+def test_a_leased_edge_that_is_split_is_free_again_after_its_release() -> None:
+    tree = filled([1, 2, 3, 4, 5, 6])
+    held = tree.lease(tree.match([1, 2, 3, 4, 5, 6]))
+    assert tree.match([1, 2]).tokens == 2, "splits the leased edge"
+    tree.clear()
+    assert tree.tokens == 6
+    tree.release(held)
+    tree.clear()
+    assert tree.tokens == 0

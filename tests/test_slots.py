@@ -15,7 +15,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdd.config import HandoffConfig
 from pdd.net.messages import Eager, KvReady, RelayPaused, RelayStopped, StopAt, Tokens
+from pdd.policy.handoff import RelayView, on_kv_ready
 from pdd.request import SamplingParams
 from pdd.roles.flight import Flight
 from pdd.roles.main_slot import MainSlot
@@ -66,12 +68,12 @@ class World:
         self.to_user: dict[str, deque[Any]] = {"rld0": deque(), "md0": deque()}
         self.user = Flight(None, "client", "r")  # type: ignore[arg-type]
         self.stop_named = False
-        stop = Stop(length, stop_id)
+        stop, handoff = Stop(length, stop_id), HandoffConfig(mode=mode)
         parts = ("r", list(PROMPT), SamplingParams(), [])
         self.relay = RelaySlot(
             *parts, Seq(), stop, lambda row, *_: Drawn(row),
             name="rld0", gateway="gw", main="md0", send=self._from_relay,
-            mode_of=lambda: mode, cap_of=lambda: cap, eager_batch_tokens=3,
+            on_ready=lambda made, paused: on_kv_ready(handoff, RelayView(made, 0.0, paused)), cap_of=lambda: cap, eager_batch_tokens=3,
         )  # fmt: skip
         self.main = MainSlot(
             *parts, Seq(), stop, lambda row, *_: Drawn(row),
@@ -120,7 +122,7 @@ class World:
             rows.append(next_id(whole[:end], salt=7 if position in self.odd else 0))
         self.main.seq.kv_tokens += len(fed)
         self.main.accept(rows, len(fed))
-        if self.main.remaining <= 2 and not self.stop_named:
+        if self.main.known - self.main.filled <= 2 and not self.stop_named:
             self.stop_named = True
             self.to_relay.append(StopAt("r", self.main.known + 2))
 

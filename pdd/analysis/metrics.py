@@ -44,7 +44,7 @@ def rows(
 def _row(result: Completion | PddError, expected: Sequence[int] | None = None) -> dict[str, Any]:
     done = result if isinstance(result, Completion) else None
     return {
-        "error": "" if done else result.code,
+        "error": "" if isinstance(result, Completion) else result.code,
         "error_text": "" if done else str(result),
         "token_mismatch": bool(done and expected is not None and done.ids != list(expected)),
         **(_shape(done) if done else dict.fromkeys(_shape(_EMPTY))),

@@ -45,6 +45,7 @@ class Cluster:
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self.wan: WanBackend
+        self.run_dir: Path
         self._processes: dict[str, RoleProcess] = {}
         self._numbers = itertools.count()
         self._turn = itertools.count()
@@ -65,9 +66,9 @@ class Cluster:
             ClusterError: a process ended or was not ready in time; the message holds its last words.
             ConfigError: the link, model or address cannot be had here.
         """
-        self._run_dir = Path(tempfile.mkdtemp(prefix="pdd-"))
+        self.run_dir = Path(tempfile.mkdtemp(prefix="pdd-"))
         self._stack = contextlib.ExitStack()
-        self._stack.callback(shutil.rmtree, self._run_dir, ignore_errors=True)
+        self._stack.callback(shutil.rmtree, self.run_dir, ignore_errors=True)
         try:
             self._start()
         except BaseException:
@@ -78,11 +79,11 @@ class Cluster:
     def _start(self) -> None:
         secret = secrets.token_bytes(32)
         self.wan = self._stack.enter_context(
-            open_wan(self.config.wan, datacenters(self.config), self._run_dir)
+            open_wan(self.config.wan, datacenters(self.config), self.run_dir)
         )
         self._tokenizer = load_tokenizer(self.config.model)
         expected = places(self.config)
-        self._client = Client(secret, self._run_dir, Registrar(expected, self.wan.address), self._with_text)
+        self._client = Client(secret, self.run_dir, Registrar(expected, self.wan.address), self._with_text)
         self._stack.callback(self._client.close)
         self._stack.callback(self._stop_processes)
         for place in expected:
@@ -93,7 +94,7 @@ class Cluster:
                 join=self._client.address,
                 host=self.wan.bind_host(place.datacenter),
                 prefix=self.wan.enter(place.datacenter),
-                run_dir=self._run_dir,
+                run_dir=self.run_dir,
             )
         self._wait_ready()
         self.vocab, self.max_tokens = self._client.registrar.facts()

@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 COLUMN_IN = 3.4
 TEXT_IN = 7.0
 
-RC: dict[str, Any] = {
+RC: Any = {  # a dict; matplotlib types its keys as literals
     "font.family": "STIXGeneral",
     "mathtext.fontset": "stix",
     "font.size": 8.5,

@@ -31,7 +31,7 @@ def draw(handoffs: pd.DataFrame) -> Figure:
 
 def _ours(ax: Axes, handoffs: pd.DataFrame) -> None:
     rng = np.random.default_rng(0)
-    labels = []
+    labels: list[str] = []
     for condition, spoken in CONDITIONS.items():
         for way, (name, colour, mark) in WAYS.items():
             part = handoffs[(handoffs["way"] == way) & (handoffs["condition"] == condition)]

@@ -28,7 +28,7 @@ from pdd.net.messages import (
     StopAt,
     Tokens,
 )
-from pdd.policy.handoff import stop_position
+from pdd.policy.handoff import CATCHUP, MainView, main_move
 from pdd.request import Token
 from pdd.roles.boot import Boot
 from pdd.roles.decode import DecodeRole
@@ -104,12 +104,17 @@ class MainDecode(DecodeRole):
             rewind=self.engine.rewind if self.engine.can_rewind else None,
         )
         slot.awaits_first = job.first_token and not job.output
-        self._paces[job.request_id] = Pace()
+        self._paces[job.request_id] = Pace(self._round_trip_s(job.relay))
         self.adopt_slot(slot, gateway)
         for message in self._early.pop(job.request_id, []):
             self._on_relay(message)
         if job.recompute:
             self.on_kv_lost(job.request_id, "none was sent")
+
+    def _round_trip_s(self, relay: str) -> float:
+        """What the configuration says of the way to RLD, until this request has measured it."""
+        far = relay in self.peers and self.peers[relay].path == "wan"
+        return self.config.wan.rtt_ms / 1e3 if far else 1e-3
 
     def on_kv_lost(self, request_id: str, reason: str) -> None:
         slot = self.slots.get(request_id)
@@ -125,6 +130,7 @@ class MainDecode(DecodeRole):
         if slot.relay and slot.authority is None:
             self._paces[slot.request_id].asked()
             self.send(slot.relay, KvReady(slot.request_id))
+            self._plan(slot)
 
     def _on_relay(self, message: Eager | RelayStopped) -> None:
         slot = self.slots.get(message.request_id)
@@ -138,23 +144,36 @@ class MainDecode(DecodeRole):
             slot.on_relay_stopped(message.position, message.reason, message.mode)
         self.settle(slot)
 
-    def _consider_stop(self, slot: MainSlot) -> None:
-        """Catch-Up: tell RLD where to stop, once MD is close enough behind it."""
-        pace = self._paces[slot.request_id]
-        if not slot.relay or slot.authority is not None or not slot.kv_whole or pace.stop_sent:
+    def _plan(self, slot: MainSlot) -> None:
+        """The next move of a handoff: how much to extend over, and where RLD shall stop."""
+        slot.part_tokens = None
+        if not slot.kv_whole or slot.authority is not None:
             return
-        remaining = max(0, slot.remaining - 1)
-        position = stop_position(slot.known, remaining, pace.step_s, pace.tpot_s, pace.round_trip_s)
-        if position is not None:
-            pace.stop_sent = True
-            self.send(slot.relay, StopAt(slot.request_id, position))
+        pace = self._paces[slot.request_id]
+        view = MainView(
+            known_tokens=slot.known,
+            filled_tokens=slot.filled,
+            extends=pace.extends,
+            last_outstanding=pace.last_outstanding,
+            stop_named=pace.stop_named,
+            relay_stopped=False,
+            extend_floor_s=pace.step_s,
+            tpot_s=pace.tpot_s,
+            rtt_s=pace.round_trip_s,
+        )
+        # RLD chooses the mode; until it says One-Shot by stopping, MD acts as in Catch-Up.
+        move = main_move(self.config.handoff, CATCHUP, view)
+        slot.part_tokens = move.extend_tokens
+        if move.stop_at is not None:
+            pace.stop_named = True
+            self.send(slot.relay, StopAt(slot.request_id, move.stop_at))
 
     # -- steps and ends --------------------------------------------------------------------------------------------
 
     def on_stepped(self, slot: Slot, fed: int, started_s: float, ended_s: float) -> None:
         assert isinstance(slot, MainSlot)
         if slot.request_id in self._paces:
-            self._paces[slot.request_id].stepped(ended_s - started_s)
+            self._paces[slot.request_id].stepped(ended_s - started_s, slot.known - slot.filled + fed)
         if fed > 1:
             self.recorder.note(slot.request_id, lifecycle.EXTEND_START, started_s, tokens=fed)
             self.recorder.note(slot.request_id, lifecycle.EXTEND_END, ended_s, tokens=fed)
@@ -169,7 +188,7 @@ class MainDecode(DecodeRole):
         assert isinstance(slot, MainSlot)
         if slot.request_id not in self.slots:
             return
-        self._consider_stop(slot)
+        self._plan(slot)
         if slot.finish is None:
             return
         if slot.request_id not in self._reported and not slot.relay_reason:

@@ -23,6 +23,7 @@ class MainSlot(Slot):
     """A request at MD, relayed or direct.
 
     relay: the RLD that decodes meanwhile, "" for a direct request, whose every id is MD's.
+    part_tokens: how many of RLD's ids the next extend takes (Catch-Up hands over in parts); None: all.
     rewind: cuts the sequence's KV back to a length; None where the model cannot (then MD never runs ahead).
     """
 
@@ -51,6 +52,7 @@ class MainSlot(Slot):
         self._made: dict[int, Token] = {}
         self._guess: Draw | None = None
         self.awaits_first = False
+        self.part_tokens: int | None = None
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
@@ -63,12 +65,15 @@ class MainSlot(Slot):
         return not self.awaits_first
 
     @property
-    def remaining(self) -> int:
-        """Known ids whose KV is not there yet."""
-        return len(self.prompt) + self.known - self.seq.kv_tokens
+    def filled(self) -> int:
+        """Known output ids whose KV is here."""
+        return min(self.known, max(0, self.seq.kv_tokens - len(self.prompt)))
 
     def pending(self) -> list[int]:
         ids = super().pending()
+        if self.part_tokens is not None:
+            of_prompt = max(0, len(self.prompt) - self.seq.kv_tokens)
+            ids = ids[: max(1, of_prompt + self.part_tokens)]
         if self.finish is not None and ids:  # only the cache is being completed: the last id needs no KV
             ids = ids[: max(0, len(self.prompt) + len(self.output) - 1 - self.seq.kv_tokens)]
         return ids

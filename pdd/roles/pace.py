@@ -13,10 +13,12 @@ GUESS_S = 0.02
 class Pace:
     """MD's step time, RLD's time per output token and the round trip between them, all in s."""
 
-    def __init__(self) -> None:
+    def __init__(self, round_trip_s: float) -> None:
         self.step_s = GUESS_S
-        self.round_trip_s = GUESS_S
-        self.stop_sent = False
+        self.round_trip_s = round_trip_s
+        self.extends = 0
+        self.last_outstanding: int | None = None
+        self.stop_named = False
         self._asked_s: float | None = None
         self._answered = False
         self._heard_first_s: float | None = None
@@ -39,9 +41,11 @@ class Pace:
             self._heard_tokens += tokens
         self._heard_last_s = now
 
-    def stepped(self, seconds: float) -> None:
-        """A step of this request took so long."""
+    def stepped(self, seconds: float, outstanding: int) -> None:
+        """A step of this request took so long; before it, so many ids were outstanding."""
         self.step_s = seconds
+        self.extends += 1
+        self.last_outstanding = outstanding
 
     @property
     def tpot_s(self) -> float:

@@ -154,6 +154,8 @@ class Prefill(Role):
             return
         if message.background:
             entry.background = True
+            for pool in self._pools.values():
+                pool.lower(message.request_id)
         else:
             self._on_cancel(message.request_id)
 

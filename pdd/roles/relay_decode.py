@@ -19,7 +19,7 @@ from pdd.net.messages import (
     RelayStopped,
     StopAt,
 )
-from pdd.policy.handoff import cap_tokens, choose_mode
+from pdd.policy.handoff import RelayView, cap_tokens, on_kv_ready
 from pdd.roles.boot import Boot
 from pdd.roles.decode import DecodeRole
 from pdd.roles.relay_slot import RelaySlot
@@ -64,7 +64,7 @@ class RelayDecode(DecodeRole):
             gateway=gateway,
             main=job.main,
             send=partial(self._send_counted, job.request_id),
-            mode_of=lambda: choose_mode(handoff, self._load_now()),
+            on_ready=lambda made, paused: on_kv_ready(handoff, RelayView(made, self._load_now(), paused)),
             cap_of=lambda: cap_tokens(handoff, self._load_now()),
             eager_batch_tokens=handoff.eager_batch_tokens,
         )

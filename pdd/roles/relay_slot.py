@@ -10,14 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 from pdd.net.messages import Eager, RelayPaused, RelayStopped, Tokens
+from pdd.policy.handoff import RelayMove, RelayView, stops_at
 from pdd.roles.slot import Send, Slot
 
 
 class RelaySlot(Slot):
     """Eager decoding until MD, the stop rule, the cap or the answer's own end (paper: Eager Output Tokens).
 
-    main: the MD that takes over, "" if the answer ends here. mode_of: the handoff mode at RLD's load now.
-    cap_of: the output cap at RLD's load now. eager_batch_tokens: ids that wait for each other while MD has no KV.
+    main: the MD that takes over, "" if the answer ends here. on_ready: RLD's move when MD has the KV, from (ids made,
+    paused) and its load now (`pdd.policy.handoff.on_kv_ready`). cap_of: the output cap at RLD's load now. eager_batch_tokens: ids that wait for each other while MD has no KV.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class RelaySlot(Slot):
         gateway: str,
         main: str,
         send: Send,
-        mode_of: Callable[[], str],
+        on_ready: Callable[[int, bool], RelayMove],
         cap_of: Callable[[], int],
         eager_batch_tokens: int,
     ) -> None:
@@ -36,7 +37,7 @@ class RelaySlot(Slot):
         self.gateway = gateway
         self.main = main
         self._send = send
-        self._mode_of = mode_of
+        self._on_ready = on_ready
         self._cap_of = cap_of
         self._eager_batch_tokens = eager_batch_tokens
         self.mode = ""
@@ -99,17 +100,18 @@ class RelaySlot(Slot):
         """MD holds the prompt's KV: choose the mode by the load now (paper: switching)."""
         if self.ended:
             return
-        self.mode = "oneshot" if self.paused else self._mode_of()
-        if self.mode == "oneshot":
+        move = self._on_ready(len(self.output), self.paused)
+        self.mode = move.mode
+        if move.stop:
             self.end("")
         else:
             self._flush()
 
     def on_stop_at(self, position: int) -> None:
         """Catch-Up: MD has caught up and names where it goes on."""
-        self._stop_at = position
-        idle = self.paused or not self.output
-        if not self.ended and (idle or len(self.output) >= position):
+        view = RelayView(len(self.output), load=0.0, paused=self.paused or not self.output)
+        self._stop_at = stops_at(view, position)
+        if not self.ended and len(self.output) >= self._stop_at:
             self.end("")
 
     def adopt(self) -> None:
