@@ -23,7 +23,7 @@ PACKAGES = (
     "hydra-core", "matplotlib", "msgspec", "numpy", "pandas", "papermill", "pdd", "pyarrow", "pyzmq",
     "seaborn", "torch", "transformers",
 )  # fmt: skip
-NOT_RUN = ("figures", "notebook", "manifest", "scorecard", "compare", "sweep")
+NOT_RUN = ("figures", "notebook", "publish", "scorecard", "compare", "sweep")
 
 
 def versions() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """One low-hit request through cross-DC PD, PDD One-Shot and PDD Catch-Up, event by event (Fig. 4).
 
 Invariant: every system is given the same request on warm connections, with the same part of its prompt in
-the caches; the request shown is the last of `scale.repetitions` (at most `MOST`), none is picked.
+the caches; the one shown is the last repetition, none is picked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from experiments.folder import RunFolder
 from experiments.oneprocess import OneProcess
 from experiments.options import read_options
 from experiments.tables import ServedTables
-from experiments.warm import warm
 from pdd.analysis import metrics
 from pdd.analysis.perfetto import write_trace
 from pdd.analysis.timeline import spans
@@ -25,8 +24,12 @@ from pdd.cluster import Cluster
 from pdd.config import RunConfig
 from pdd.request import Completion, Request, SamplingParams
 
-DEFAULTS: dict[str, Any] = {"prompt_tokens": 3072, "hit_share": 0.1, "output_tokens": 96}
-MOST = 5
+DEFAULTS: dict[str, Any] = {
+    "prompt_tokens": 2048,
+    "hit_share": 0.1,
+    "output_tokens": 128,
+    "repetitions": {"smoke": 2, "reduced": 5, "paper": 9},
+}
 
 
 def run(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
@@ -38,7 +41,7 @@ def run(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
     yardstick = OneProcess(config)
     request, history = _request(config, options, yardstick.loaded.vocab)
     systems = config.experiment.systems or (config.system.name,)
-    repetitions = min(MOST, config.scale.repetitions)
+    repetitions = max(1, options["repetitions"])
     bar = folder.progress(len(systems) * repetitions, "timeline")
     served: dict[str, list[Completion]] = {}
     for system in systems:
@@ -60,7 +63,7 @@ def _request(config: RunConfig, options: dict[str, Any], vocab: int) -> tuple[Re
 def _serve(cluster: Cluster, request: Request, history: tuple[int, ...], bar: Any) -> Completion:
     cluster.reset_caches()
     if history:
-        warm(cluster, [history])
+        cluster.warm([history])
     fresh = cluster.request(request.prompt, max_tokens=request.sampling.max_tokens)
     done = cluster.submit(fresh).result()
     bar.update(1)

@@ -15,7 +15,6 @@ from experiments.folder import RunFolder
 from experiments.oneprocess import OneProcess
 from experiments.options import read_options
 from experiments.tables import ServedTables
-from experiments.warm import warm
 from pdd.analysis import metrics
 from pdd.analysis.waterfall import waterfall
 from pdd.cluster import Cluster
@@ -56,7 +55,7 @@ def run(config: RunConfig, folder: RunFolder) -> dict[str, Any]:
 def _serve(cluster: Cluster, load: Workload, bar: Any) -> list[Completion | PddError]:
     """Empty the caches, warm the histories one after another, then replay the requests."""
     cluster.reset_caches()
-    warm(cluster, load.contexts)
+    cluster.warm(load.contexts)
     return cluster.replay(load.timed(), on_done=lambda _: bar.update(1))
 
 

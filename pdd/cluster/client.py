@@ -139,14 +139,14 @@ class Client:
         with self._changed:
             return self._changed.wait_for(check, timeout_s)
 
-    def submit(self, gateway: str, handle: Handle, timeout_s: float) -> None:
+    def submit(self, gateway: str, handle: Handle, timeout_s: float, relay: bool) -> None:
         """Send a request to a gateway."""
         request = handle.request
         self._handles[request.id] = handle
         if gateway in self.down:
             self._end(request.id, RoleDiedError.code, f"{gateway} is down")
             return
-        self.send(gateway, Submit(request.id, request.prompt, request.sampling, timeout_s))
+        self.send(gateway, Submit(request.id, request.prompt, request.sampling, timeout_s, relay))
 
     def cancel(self, gateways: list[str], request_id: str) -> None:
         """Give a request up."""

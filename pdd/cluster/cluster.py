@@ -191,8 +191,8 @@ class Cluster:
             raise RequestError(f"sampling: {error}; known: {known}") from None
         return Request(f"r{next(self._numbers)}", tuple(ids), params)
 
-    def submit(self, request: Request, timeout_s: float | None = None) -> Handle:
-        """Send a request; the handle gives its tokens and its end.
+    def submit(self, request: Request, timeout_s: float | None = None, relay: bool = True) -> Handle:
+        """Send a request; the handle gives its tokens and its end. `relay` False: whatever the router says, P-MD.
 
         Raises:
             RequestError: no role could serve it.
@@ -206,7 +206,7 @@ class Cluster:
         limit_s = timeout_s or self.config.cluster.request_timeout_s
         handle = Handle(request, limit_s, self._cancel)
         gateways = self._gateways()
-        self._client.submit(gateways[next(self._turn) % len(gateways)], handle, limit_s)
+        self._client.submit(gateways[next(self._turn) % len(gateways)], handle, limit_s, relay)
         return handle
 
     def _with_model_stops(self, sampling: SamplingParams) -> SamplingParams:
@@ -255,6 +255,16 @@ class Cluster:
             if on_done is not None:
                 on_done(outcome)
         return outcomes
+
+    def warm(self, histories: Iterable[Sequence[int]]) -> None:
+        """Put histories into P's prefix cache and the DRC, past any relay: an answer of one token would end on RLD.
+
+        Raises:
+            PddError: one of them failed.
+        """
+        handles = [self.submit(self.request(history, max_tokens=1), relay=False) for history in histories]
+        for handle in handles:
+            handle.result()
 
     # -- upkeep ----------------------------------------------------------------------------------------------------
 

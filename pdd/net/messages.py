@@ -98,12 +98,13 @@ class Refused(_Message, tag=9):
 
 
 class Submit(_Message, tag=20):
-    """A client's request. Answered by `Tokens`, then one `Answer` or `Failed`."""
+    """A client's request. Answered by `Tokens`, then one `Answer` or `Failed`. `relay` False: always P-MD."""
 
     request_id: str
     prompt: tuple[int, ...]
     sampling: SamplingParams
     timeout_s: float
+    relay: bool = True
 
 
 class Answer(_Message, tag=21):

@@ -37,6 +37,7 @@ class Batch:
         self._on_failed = on_failed
         self._running: list[Slot] = []
         self._waiting: deque[Slot] = deque()
+        self._extended = False
 
     @property
     def active(self) -> int:
@@ -60,15 +61,18 @@ class Batch:
             self._waiting.remove(slot)
 
     def step(self) -> bool:
-        """One extend chunk and one decode step, as far as there is work. Tells whether there was any."""
+        """One extend chunk or one decode step, in turns while there is work for both. Tells whether there was any."""
         while self._waiting and admit(len(self._running), self._max_batch):
             self._running.append(self._waiting.popleft())
         work = [(slot, ids) for slot in self._running if (ids := slot.pending())]
         extends = [item for item in work if len(item[1]) > 1]
         decodes = [item for item in work if len(item[1]) == 1]
-        if extends:  # shortest first: a takeover never waits behind a recomputed prompt
+        if extends and not (decodes and self._extended):
+            self._extended = True
+            # Shortest first: a takeover never waits behind a recomputed prompt.
             self._extend(*min(extends, key=lambda item: len(item[1])))
-        if decodes:
+        elif decodes:
+            self._extended = False
             self._decode([slot for slot, _ in decodes], [ids[0] for _, ids in decodes])
         return bool(work)
 

@@ -159,7 +159,7 @@ class Gateway(Role):
             prompt_tokens=len(flight.submit.prompt),
             hit_p_tokens=flight.hits[flight.prefill],
             hit_md_tokens=flight.hits.get(flight.main, 0),
-            relay_available=bool(relays),
+            relay_available=bool(relays) and flight.submit.relay,
         )
         way = route(self.config.router, query)
         if way.relay or not flight.main:

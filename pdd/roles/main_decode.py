@@ -54,7 +54,7 @@ class MainDecode(DecodeRole):
     def __init__(self, boot: Boot) -> None:
         super().__init__(boot)
         self._leases: dict[str, Lease] = {}
-        self._early: dict[str, list[Eager | RelayStopped]] = {}
+        self._early: dict[str, list[tuple[Eager | RelayStopped, float]]] = {}
         self._paces: dict[str, Pace] = {}
         self._reported: set[str] = set()
         # The tree is matched on the loop (a router waits) and filled on the engine's thread.
@@ -62,8 +62,8 @@ class MainDecode(DecodeRole):
         self.handlers |= {
             Match: self._on_match,
             DecodeJob: lambda gateway, job: self.worker.post(partial(self._on_job, gateway, job)),
-            Eager: lambda _, message: self.worker.post(partial(self._on_relay, message)),
-            RelayStopped: lambda _, message: self.worker.post(partial(self._on_relay, message)),
+            Eager: lambda _, message: self.worker.post(partial(self._on_relay, message, now_s())),
+            RelayStopped: lambda _, message: self.worker.post(partial(self._on_relay, message, now_s())),
             Reset: lambda sender, _: self.worker.post(partial(self._on_reset, sender)),
         }
 
@@ -106,8 +106,8 @@ class MainDecode(DecodeRole):
         slot.awaits_first = job.first_token and not job.output
         self._paces[job.request_id] = Pace(self._round_trip_s(job.relay))
         self.adopt_slot(slot, gateway)
-        for message in self._early.pop(job.request_id, []):
-            self._on_relay(message)
+        for message, at_s in self._early.pop(job.request_id, []):
+            self._on_relay(message, at_s)
         if job.recompute:
             self.on_kv_lost(job.request_id, "none was sent")
 
@@ -132,13 +132,13 @@ class MainDecode(DecodeRole):
             self.send(slot.relay, KvReady(slot.request_id))
             self._plan(slot)
 
-    def _on_relay(self, message: Eager | RelayStopped) -> None:
+    def _on_relay(self, message: Eager | RelayStopped, at_s: float) -> None:
         slot = self.slots.get(message.request_id)
         if slot is None:
             if message.request_id in self._leases:
-                self._early.setdefault(message.request_id, []).append(message)
+                self._early.setdefault(message.request_id, []).append((message, at_s))
             return
-        self._paces[message.request_id].heard(len(message.ids))
+        self._paces[message.request_id].heard(len(message.ids), at_s)
         slot.on_ids(message.start, message.ids)
         if isinstance(message, RelayStopped) and slot.authority is None:
             slot.on_relay_stopped(message.position, message.reason, message.mode)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from pdd.lifecycle import now_s
 
-GUESS_S = 0.02
+GUESS_S = 0.01
+MIN_TPOT_S = 1e-3
+ENOUGH_TOKENS = 4
+"""Ids heard before their pace is believed: two messages that the link bunched together say nothing."""
 
 
 class Pace:
@@ -29,10 +32,9 @@ class Pace:
         """`KvReady` was sent to RLD."""
         self._asked_s = now_s()
 
-    def heard(self, tokens: int) -> None:
-        """Ids came from RLD. The first ones after the question are its answer."""
-        now = now_s()
-        if self._asked_s is not None and not self._answered:
+    def heard(self, tokens: int, now: float) -> None:
+        """Ids came from RLD at `now`. The first ones after the question are its answer."""
+        if self._asked_s is not None and not self._answered and now > self._asked_s:
             self._answered = True
             self.round_trip_s = now - self._asked_s
         if self._heard_first_s is None:
@@ -50,6 +52,6 @@ class Pace:
     @property
     def tpot_s(self) -> float:
         """RLD's time per output token."""
-        if self._heard_first_s is None or not self._heard_tokens:
+        if self._heard_first_s is None or self._heard_tokens < ENOUGH_TOKENS:
             return GUESS_S
-        return max(1e-4, (self._heard_last_s - self._heard_first_s) / self._heard_tokens)
+        return max(MIN_TPOT_S, (self._heard_last_s - self._heard_first_s) / self._heard_tokens)
