@@ -1,7 +1,7 @@
 """Hold figures' data against the reference: python -m experiments.compare [--update].
 
-Invariant: every column of every csv is compared exactly unless paper_figures/tolerances.yaml gives it a band, and
-a missing or extra figure, column or row is drift like any other.
+Invariant: every column of every csv is compared exactly unless paper_figures/tolerances.yaml gives it a band,
+and a missing or extra figure, column or row is drift like any other.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pdd.errors import ConfigError
 OUT = ROOT / "paper_figures" / "out"
 REFERENCE = ROOT / "paper_figures" / "reference"
 TOLERANCES = ROOT / "paper_figures" / "tolerances.yaml"
+BANDS = {"abs", "ratio", "range"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--reference", type=Path, default=REFERENCE)
     parser.add_argument(
-        "--update", action="store_true", help="make out the new reference, and say what moved"
+        "--update", action="store_true", help="make out the reference, and say what moved"
     )
     args = parser.parse_args(argv)
     try:
@@ -81,11 +82,11 @@ def compare_tables(name: str, ours: Path, theirs: Path, rules: dict[str, Any]) -
         return [f"{name}: rows differ: {', '.join(differ)}"]
     bands = {column: rules.get("columns", {}).get(column, "exact") for column in right.columns}
     return [
-        f"{name}: column {column}, row {label}: {a!r} against {b!r} in the reference (band: {_spoken(bands[column])})"
+        f"{name}: column {column}, row {label}: {a!r}, reference {b!r} (band: {_spoken(bands[column])})"
         for column in right.columns
         for label, a, b in zip(labels, mine[column].tolist(), right[column].tolist(), strict=True)
         if not within(a, b, bands[column])
-    ]  # fmt: skip
+    ]
 
 
 def _labels(table: pd.DataFrame, keys: list[str]) -> list[str]:
@@ -123,19 +124,15 @@ def load_tolerances(path: Path = TOLERANCES) -> dict[str, Any]:
     """
     rules: dict[str, Any] = yaml.safe_load(path.read_text()) or {}
     for figure, rule in rules.items():
-        if unknown := set(rule) - {"keys", "columns", "reason"}:
-            raise ConfigError(
-                f"tolerances.{figure}: unknown key {sorted(unknown)[0]!r}; known: keys, columns, reason"
-            )
+        where = f"tolerances.{figure}"
+        for key in rule:
+            if key not in ("keys", "columns", "reason"):
+                raise ConfigError(f"{where}: unknown key {key!r}; known: keys, columns, reason")
         if rule.get("columns") and not rule.get("reason"):
-            raise ConfigError(f"tolerances.{figure}: bands need a reason")
+            raise ConfigError(f"{where}: bands need a reason")
         for column, band in rule.get("columns", {}).items():
-            if band not in ("exact", "skip") and (
-                not isinstance(band, dict) or set(band) - {"abs", "ratio", "range"}
-            ):
-                raise ConfigError(
-                    f"tolerances.{figure}.{column}: {band!r}; give exact, skip, abs, ratio or range"
-                )
+            if band not in ("exact", "skip") and not (isinstance(band, dict) and set(band) <= BANDS):
+                raise ConfigError(f"{where}.{column}: {band!r}; give exact, skip, abs, ratio or range")
     return rules
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from pdd.request import Request, SamplingParams
 
 TURNS = 2
-GREEDY = {"temperature": 0.0}
-KINDS = (
+GREEDY: dict[str, Any] = {"temperature": 0.0}
+KINDS: tuple[dict[str, Any], ...] = (
     GREEDY,
     GREEDY,
     {"temperature": 0.8, "top_p": 0.9},

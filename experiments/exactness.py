@@ -127,7 +127,7 @@ def _ask(cluster: Cluster, requests: Sequence[Request]) -> list[Answer]:
 
 
 def _aim(cluster: Cluster, answers: list[Answer], count: int, yardstick: Yardstick) -> list[Answer]:
-    """Ask again from cold caches, alone; then so that the handoff falls on the answer's end or stop string."""
+    """Ask again from cold caches, alone; then so that the handoff falls on its end or stop string."""
     taken = [(one, done) for one, done in answers if _took_over(done) and one.id.endswith("t0")]
     out: list[Answer] = []
     for number, (request, _) in enumerate(taken[:count]):

@@ -1,7 +1,7 @@
 """Make figures: python -m experiments.figures [NAME ...] [--scale smoke|reduced|paper].
 
-Invariant: a figure in out/ was made by this run of its notebook or its manifest entry says otherwise: old files
-are removed before a notebook is executed, and a failed one is named and counted.
+Invariant: a figure in out/ is what the last run of its notebook made: old files are removed before a notebook
+is executed, and a failed one is named and counted.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help="notebooks; default: all")
     parser.add_argument("--scale", default="reduced", choices=("smoke", "reduced", "paper"))
     parser.add_argument("--out", default=OUT, help=f"folder in the source tree (default: {OUT})")
-    parser.add_argument("--rerun", action="store_true", help="run experiments again, fresh results or not")
+    parser.add_argument("--rerun", action="store_true", help="run experiments again in any case")
     parser.add_argument(
         "-o", "--override", action="append", default=[], help="Hydra override for experiments"
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import nbformat
 import papermill
+from traitlets.config import Config
 
 from experiments.compose import ROOT
 from pdd.errors import ConfigError
@@ -82,6 +83,8 @@ class Notebook:
             cwd=str(ROOT),
             progress_bar=False,
             execution_timeout=CELL_TIMEOUT_S,
+            # No TCP port is opened for the kernel.
+            config=Config({"KernelManager": {"transport": "ipc"}}),
         )
 
 

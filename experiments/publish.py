@@ -18,7 +18,7 @@ from pdd.figures.style import save
 def publish(
     name: str, fig: Figure, frame: pd.DataFrame, out_dir: str, scores: pd.DataFrame | None = None
 ) -> Image:
-    """Write NAME.png, NAME.pdf, NAME.csv (and scores/NAME.csv) under `out_dir`, relative to the source tree."""
+    """Write NAME.png, .pdf and .csv (and scores/NAME.csv) under `out_dir`, relative to the source tree."""
     folder = ROOT / out_dir
     folder.mkdir(parents=True, exist_ok=True)
     png, _ = save(fig, folder / name)

@@ -27,7 +27,7 @@ from pdd.request import Completion, Request, SamplingParams
 DEFAULTS: dict[str, Any] = {
     "prompt_tokens": 2048,
     "hit_share": 0.1,
-    "output_tokens": 128,
+    "output_tokens": 224,
     "repetitions": {"smoke": 2, "reduced": 5, "paper": 9},
 }
 

@@ -288,9 +288,7 @@ class WorkloadConfig:
 
     def __post_init__(self) -> None:
         _positive("workload.rate_rps", self.rate_rps)
-        _require(
-            self.prompt_tokens >= 2, "workload.prompt_tokens", self.prompt_tokens, "2 or more"
-        )
+        _require(self.prompt_tokens >= 2, "workload.prompt_tokens", self.prompt_tokens, "2 or more")
         _one_of("workload.hit_rate", self.hit_rate, ("beta", "uniform"))
         _require(
             0 <= self.hit_low <= self.hit_high <= 1,
@@ -407,5 +405,12 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if kind is Any:
         return value
     exact = type(value) is kind and (kind is not float or math.isfinite(value))
-    _require(exact, path, value, {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}.get(kind.__name__, kind.__name__))
+    _require(
+        exact,
+        path,
+        value,
+        {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text"}.get(
+            kind.__name__, kind.__name__
+        ),
+    )
     return value

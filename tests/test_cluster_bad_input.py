@@ -47,7 +47,9 @@ def goes_on(cluster: Cluster) -> None:
         ([1], {"temprature": 1.0}, "temprature"),
     ],
 )
-def test_a_request_that_nobody_could_serve(cluster: Cluster, ids: list[int], sampling: dict, field: str) -> None:
+def test_a_request_that_nobody_could_serve(
+    cluster: Cluster, ids: list[int], sampling: dict, field: str
+) -> None:
     with pytest.raises(RequestError) as caught:
         cluster.generate(ids, **sampling)
     assert field in str(caught.value) and "\n" not in str(caught.value)

@@ -34,7 +34,9 @@ def backends() -> list[str]:
 def test_no_process_and_no_folder_is_left(how: signal.Signals, backend: str) -> None:
     before, spaces = folders(), namespaces()
     script = SCRIPT.format(tests=str(Path(__file__).parent), override=f"wan.backend={backend}")
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert parent.stdout is not None and parent.stdout.readline() == b"up\n"
     family = children(parent.pid)
     assert len(family) >= 4

@@ -49,7 +49,9 @@ def test_a_relayed_request_survives_or_fails_with_one_typed_error(fault: str) ->
 
 
 def test_lost_kv_can_be_made_an_error_instead_of_a_recompute() -> None:
-    with Cluster.from_config(config("system=cdc_pd", "handoff.on_lost_kv=fail", "wan.rate_mbps=5")) as cluster:
+    with Cluster.from_config(
+        config("system=cdc_pd", "handoff.on_lost_kv=fail", "wan.rate_mbps=5")
+    ) as cluster:
         handle = cluster.submit(cluster.request(IDS, max_tokens=20))
         time.sleep(0.5)
         cluster.kill("p0")

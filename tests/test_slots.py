@@ -61,7 +61,9 @@ def single(length: int, stop_id: int | None) -> list[int]:
 class World:
     """RLD, MD and the gateway with a queue between each pair. `odd`: output positions where MD computes otherwise."""
 
-    def __init__(self, length: int, stop_id: int | None, mode: str, cap: int, rewinds: bool, odd: set[int]) -> None:
+    def __init__(
+        self, length: int, stop_id: int | None, mode: str, cap: int, rewinds: bool, odd: set[int]
+    ) -> None:
         self.odd = odd
         self.to_main: deque[Any] = deque()
         self.to_relay: deque[Any] = deque()
@@ -73,7 +75,8 @@ class World:
         self.relay = RelaySlot(
             *parts, Seq(), stop, lambda row, *_: Drawn(row),
             name="rld0", gateway="gw", main="md0", send=self._from_relay,
-            on_ready=lambda made, paused: on_kv_ready(handoff, RelayView(made, 0.0, paused)), cap_of=lambda: cap, eager_batch_tokens=3,
+            on_ready=lambda made, paused: on_kv_ready(handoff, RelayView(made, 0.0, paused)),
+            cap_of=lambda: cap, eager_batch_tokens=3,
         )  # fmt: skip
         self.main = MainSlot(
             *parts, Seq(), stop, lambda row, *_: Drawn(row),
@@ -156,7 +159,9 @@ class World:
                 self.act(choice)
             if self.user.complete:
                 return list(self.user.output)
-        raise AssertionError(f"no end: {len(self.user.emitted)} tokens, {vars(self.main)}, {vars(self.relay)}")
+        raise AssertionError(
+            f"no end: {len(self.user.emitted)} tokens, {vars(self.main)}, {vars(self.relay)}"
+        )
 
 
 worlds = st.fixed_dictionaries(
@@ -171,7 +176,9 @@ worlds = st.fixed_dictionaries(
 
 
 @settings(max_examples=400, deadline=None)
-@given(world=worlds, before=st.lists(st.sampled_from([0, 3, 4]), max_size=40), after=st.lists(st.integers(0, 4)))
+@given(
+    world=worlds, before=st.lists(st.sampled_from([0, 3, 4]), max_size=40), after=st.lists(st.integers(0, 4))
+)
 def test_user_gets_the_tokens_of_a_single_decoder(world: dict, before: list[int], after: list[int]) -> None:
     run = World(**world, odd=set())
     for choice in before:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pdd.cluster.handle import Handle
 from pdd.cluster.registrar import Registrar
-from pdd.errors import CancelledError, ClusterError, RoleDiedError, error_of
+from pdd.errors import CancelledError, ClusterError, RoleDiedError, WireError, error_of
 from pdd.net.control import ControlSocket
 from pdd.net.messages import (
     Answer,
@@ -159,8 +159,13 @@ class Client:
         self._loop.call_soon_threadsafe(self._send_now, name, message)
 
     def _send_now(self, name: str, message: Any) -> None:
-        task = self._loop.create_task(self._control.send(name, message))
-        task.add_done_callback(lambda done: done.exception() and log.warning("%s", done.exception()))
+        self._loop.create_task(self._deliver(name, message))
+
+    async def _deliver(self, name: str, message: Any) -> None:
+        try:
+            await self._control.send(name, message)
+        except WireError as error:
+            log.warning("%s to %s was not sent: %s", type(message).__name__, name, error)
 
     def reset(self, names: list[str], timeout_s: float) -> None:
         """Empty the caches of `names`."""
@@ -199,5 +204,3 @@ class Client:
 
     async def _shut(self) -> None:
         self._control.close()
-
-

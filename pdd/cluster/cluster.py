@@ -164,10 +164,14 @@ class Cluster:
     # -- requests --------------------------------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompt: str | Sequence[int], stream: Literal[False] = ..., **sampling: Any) -> Completion: ...
+    def generate(
+        self, prompt: str | Sequence[int], stream: Literal[False] = ..., **sampling: Any
+    ) -> Completion: ...
 
     @overload
-    def generate(self, prompt: str | Sequence[int], stream: Literal[True], **sampling: Any) -> Iterator[Token]: ...
+    def generate(
+        self, prompt: str | Sequence[int], stream: Literal[True], **sampling: Any
+    ) -> Iterator[Token]: ...
 
     def generate(
         self, prompt: str | Sequence[int], stream: bool = False, **sampling: Any

@@ -37,7 +37,8 @@ class Registrar:
         if place is None:
             return f"name: {join.peer.name!r} is not expected; known: {', '.join(sorted(self.expected))}"
         if (place.role, place.datacenter) != (join.peer.role, join.peer.datacenter):
-            return f"{place.name}: is to be a {place.role} in {place.datacenter}, not a {join.peer.role} in {join.peer.datacenter}"
+            found = f"{join.peer.role} in {join.peer.datacenter}"
+            return f"{place.name}: is to be a {place.role} in {place.datacenter}, not a {found}"
         others = {one.fingerprint for one in self.joined.values() if one.fingerprint}
         if join.fingerprint and others and join.fingerprint not in others:
             return f"{place.name}: computes with another model than its peers; give the same model settings"

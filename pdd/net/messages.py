@@ -20,7 +20,7 @@ class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 # -- joining a cluster ---------------------------------------------------------------------------------------------
 
 
-class Peer(_Message):
+class Peer(_Message, frozen=True):
     """How to reach a process. `path` is `wan` if a wide-area link lies between, else `lan`."""
 
     name: str
@@ -31,7 +31,7 @@ class Peer(_Message):
     path: str = "lan"
 
 
-class Join(_Message, tag=1):
+class Join(_Message, tag=1, frozen=True):
     """A role asks the registrar to be part of the cluster; `clock_s` is its clock at sending."""
 
     peer: Peer
@@ -42,23 +42,23 @@ class Join(_Message, tag=1):
     clock_s: float
 
 
-class Book(_Message, tag=2):
+class Book(_Message, tag=2, frozen=True):
     """The registrar tells a process its peers, as reached from there."""
 
     peers: tuple[Peer, ...]
 
 
-class Ready(_Message, tag=3):
+class Ready(_Message, tag=3, frozen=True):
     """The sender has connected and warmed every connection to the peers of its last book."""
 
     name: str
 
 
-class Shutdown(_Message, tag=4):
+class Shutdown(_Message, tag=4, frozen=True):
     """End now, after closing what is open."""
 
 
-class Heartbeat(_Message, tag=5):
+class Heartbeat(_Message, tag=5, frozen=True):
     """A sign of life with the load. `load` is active / slots; caches in tokens."""
 
     active: int
@@ -72,22 +72,22 @@ class Heartbeat(_Message, tag=5):
         return (self.active + self.waiting) / self.slots
 
 
-class PeerDown(_Message, tag=6):
+class PeerDown(_Message, tag=6, frozen=True):
     """A process is gone; whoever relied on it must not wait for it."""
 
     name: str
     reason: str
 
 
-class Reset(_Message, tag=7):
+class Reset(_Message, tag=7, frozen=True):
     """Forget all cached prefixes (between two measured runs). Answered by `ResetDone`."""
 
 
-class ResetDone(_Message, tag=8):
+class ResetDone(_Message, tag=8, frozen=True):
     """The sender's caches are empty."""
 
 
-class Refused(_Message, tag=9):
+class Refused(_Message, tag=9, frozen=True):
     """The registrar does not take the sender in."""
 
     code: str
@@ -97,7 +97,7 @@ class Refused(_Message, tag=9):
 # -- client and gateway --------------------------------------------------------------------------------------------
 
 
-class Submit(_Message, tag=20):
+class Submit(_Message, tag=20, frozen=True):
     """A client's request. Answered by `Tokens`, then one `Answer` or `Failed`. `relay` False: always P-MD."""
 
     request_id: str
@@ -107,13 +107,13 @@ class Submit(_Message, tag=20):
     relay: bool = True
 
 
-class Answer(_Message, tag=21):
+class Answer(_Message, tag=21, frozen=True):
     """The whole answer of a request."""
 
     completion: Completion
 
 
-class Failed(_Message, tag=22):
+class Failed(_Message, tag=22, frozen=True):
     """The request ended in a typed error (`pdd.errors`). Between roles: the sender could not do its part."""
 
     request_id: str
@@ -121,7 +121,7 @@ class Failed(_Message, tag=22):
     reason: str
 
 
-class Cancel(_Message, tag=23):
+class Cancel(_Message, tag=23, frozen=True):
     """Nobody waits for this request any more: free what it holds."""
 
     request_id: str
@@ -131,7 +131,7 @@ class Cancel(_Message, tag=23):
 # -- gateway and roles ---------------------------------------------------------------------------------------------
 
 
-class Match(_Message, tag=30):
+class Match(_Message, tag=30, frozen=True):
     """How much of this prompt do you hold? The match is leased until the request ends or `lease_s` is over."""
 
     request_id: str
@@ -139,21 +139,21 @@ class Match(_Message, tag=30):
     lease_s: float
 
 
-class Matched(_Message, tag=31):
+class Matched(_Message, tag=31, frozen=True):
     """`tokens` of the prompt's KV are here and leased."""
 
     request_id: str
     tokens: int
 
 
-class Target(_Message):
+class Target(_Message, frozen=True):
     """Where P ships KV: positions from `start` on."""
 
     name: str
     start: int
 
 
-class PrefillJob(_Message, tag=32):
+class PrefillJob(_Message, tag=32, frozen=True):
     """P: prefill the matched prompt and ship its KV. `first_token`: also draw token 0 and hand it to the gateway."""
 
     request_id: str
@@ -163,7 +163,7 @@ class PrefillJob(_Message, tag=32):
     timeout_s: float
 
 
-class PrefillDone(_Message, tag=33):
+class PrefillDone(_Message, tag=33, frozen=True):
     """P has done its part; `transfers` lists the KV's way to every target."""
 
     request_id: str
@@ -171,14 +171,14 @@ class PrefillDone(_Message, tag=33):
     transfers: tuple[Transfer, ...]
 
 
-class FirstToken(_Message, tag=34):
+class FirstToken(_Message, tag=34, frozen=True):
     """Token 0 from P (`first_token=prefill`), to the gateway and to the decode roles."""
 
     request_id: str
     token: Token
 
 
-class RelayJob(_Message, tag=35):
+class RelayJob(_Message, tag=35, frozen=True):
     """RLD: decode at once. `main` is the MD that takes over, "" if the answer ends here (the excluded pipeline)."""
 
     request_id: str
@@ -190,7 +190,7 @@ class RelayJob(_Message, tag=35):
     timeout_s: float
 
 
-class DecodeJob(_Message, tag=36):
+class DecodeJob(_Message, tag=36, frozen=True):
     """MD: the matched prompt is yours. `relay` is the RLD that decodes meanwhile, "" if none.
 
     `output`: ids the user already has (a replay). `recompute`: no KV will come; prefill from ids.
@@ -206,14 +206,14 @@ class DecodeJob(_Message, tag=36):
     timeout_s: float
 
 
-class Tokens(_Message, tag=37):
+class Tokens(_Message, tag=37, frozen=True):
     """New tokens for the user, in order."""
 
     request_id: str
     tokens: tuple[Token, ...]
 
 
-class Eager(_Message, tag=38):
+class Eager(_Message, tag=38, frozen=True):
     """RLD to MD: ids from output position `start` on. This is all that a handoff carries."""
 
     request_id: str
@@ -221,20 +221,20 @@ class Eager(_Message, tag=38):
     ids: tuple[int, ...]
 
 
-class KvReady(_Message, tag=39):
+class KvReady(_Message, tag=39, frozen=True):
     """MD to RLD: the prompt's KV is whole here; choose how to hand over."""
 
     request_id: str
 
 
-class StopAt(_Message, tag=40):
+class StopAt(_Message, tag=40, frozen=True):
     """MD to RLD: stop before output position `position`, or at once if you are past it."""
 
     request_id: str
     position: int
 
 
-class RelayStopped(_Message, tag=41):
+class RelayStopped(_Message, tag=41, frozen=True):
     """RLD has stopped: its ids are authoritative before `position`, MD's from there on.
 
     `ids` are those from `start` on that MD may lack. `reason`: "" when MD goes on, else why the answer ended.
@@ -248,14 +248,14 @@ class RelayStopped(_Message, tag=41):
     reason: str
 
 
-class RelayPaused(_Message, tag=42):
+class RelayPaused(_Message, tag=42, frozen=True):
     """RLD has reached its cap and waits for MD."""
 
     request_id: str
     position: int
 
 
-class Finished(_Message, tag=43):
+class Finished(_Message, tag=43, frozen=True):
     """The sender made the answer's last token, or gave its part up to MD (`reason` "")."""
 
     request_id: str
@@ -267,21 +267,21 @@ class Finished(_Message, tag=43):
     events: tuple[Event, ...]
 
 
-class KvLost(_Message, tag=44):
+class KvLost(_Message, tag=44, frozen=True):
     """P to a target: the KV of this request will not come."""
 
     request_id: str
     reason: str
 
 
-class DropTransfer(_Message, tag=45):
+class DropTransfer(_Message, tag=45, frozen=True):
     """Gateway to P: the answer is done (singular traffic). Abort the transfer, or let it go on in the background."""
 
     request_id: str
     background: bool
 
 
-class Adopt(_Message, tag=46):
+class Adopt(_Message, tag=46, frozen=True):
     """Gateway to RLD: MD is gone, finish the answer here."""
 
     request_id: str

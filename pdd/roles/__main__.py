@@ -33,7 +33,9 @@ def build(boot: Boot) -> Role:
 
 def main(argv: list[str]) -> int:
     """Run the role until it is shut down; a user's mistake is one line and exit code 2."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends us in order
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the whole group; the parent ends us in order
     # Sockets wait for the interpreter while the engine's thread computes: hand it over often.
     sys.setswitchinterval(0.0005)
     try:

@@ -5,32 +5,22 @@ Invariant: segments are loaded in order of position and each once, whatever orde
 
 from __future__ import annotations
 
-from typing import Protocol
-
-
-class Segment(Protocol):
-    """A received KV segment: token positions `[start, end)` of the prompt, its header and its bytes."""
-
-    request_id: str
-    start: int
-    end: int
-    meta: bytes
-    payload: memoryview
+from pdd.net.stream import Received
 
 
 class Arrivals:
     """Holds segments until they are next in line."""
 
     def __init__(self) -> None:
-        self._held: dict[int, Segment] = {}
+        self._held: dict[int, Received] = {}
         self.closed = False
 
-    def add(self, segment: Segment) -> None:
+    def add(self, segment: Received) -> None:
         """Take a segment in; a repeated or an unwanted one is dropped."""
         if not self.closed:
             self._held.setdefault(segment.start, segment)
 
-    def next_at(self, position: int) -> Segment | None:
+    def next_at(self, position: int) -> Received | None:
         """The segment that starts at `position`, if it is here."""
         return self._held.pop(position, None)
 

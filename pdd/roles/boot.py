@@ -56,7 +56,9 @@ def parse(argv: list[str]) -> Boot:
     parser.add_argument("--datacenter", required=True, help="name of the datacenter this process stands in")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--join", required=True, help="control address of the cluster to join")
-    parser.add_argument("--ipc-dir", default="", help="folder for local sockets, shared by one host's processes")
+    parser.add_argument(
+        "--ipc-dir", default="", help="folder for local sockets, shared by one host's processes"
+    )
     parser.add_argument("--secret-file", help="file with the cluster's secret in hex (default: stdin)")
     parser.add_argument("--config-file", help="JSON file with the resolved configuration (default: stdin)")
     args = parser.parse_args(argv)
@@ -93,7 +95,7 @@ def _from_stdin(ipc_dir: str) -> tuple[bytes, RunConfig]:
 
 
 def _end_with_parent(ipc_dir: str) -> None:
-    while sys.stdin.buffer.read1(4096):
+    while os.read(sys.stdin.fileno(), 4096):
         pass
     if ipc_dir:
         shutil.rmtree(ipc_dir, ignore_errors=True)

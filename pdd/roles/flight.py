@@ -76,7 +76,8 @@ class Flight:
         for token in tokens:
             if token.position >= len(self.emitted):
                 self.early.setdefault(token.position, token)
-        while (token := self.early.pop(len(self.emitted), None)) is not None and not self.complete:
+        while len(self.emitted) in self.early and not self.complete:
+            token = self.early.pop(len(self.emitted))
             self.emitted.append(token)
             self.emitted_s.append(now_s())
             fresh.append(token)

@@ -151,7 +151,9 @@ class Gateway(Role):
         prefills, mains = self._candidates("prefill", flight), self._candidates("main_decode", flight)
         relays = self._candidates("relay_decode", flight)
         if not prefills or not (mains or relays):
-            self._fail(flight, RoleDiedError(f"no {'MD' if prefills else 'P'} answered for {flight.request_id}"))
+            self._fail(
+                flight, RoleDiedError(f"no {'MD' if prefills else 'P'} answered for {flight.request_id}")
+            )
             return
         flight.prefill = longest_match(prefills, "P").name
         flight.main = longest_match(mains, "MD").name if mains else ""
@@ -182,7 +184,13 @@ class Gateway(Role):
         targets = []
         if flight.relay:
             job = RelayJob(
-                flight.wire_id, submit.prompt, submit.sampling, flight.main, from_prefill, flight.output, left_s
+                flight.wire_id,
+                submit.prompt,
+                submit.sampling,
+                flight.main,
+                from_prefill,
+                flight.output,
+                left_s,
             )
             self.send(flight.relay, job)
             targets.append(Target(flight.relay, 0))

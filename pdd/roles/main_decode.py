@@ -181,7 +181,9 @@ class MainDecode(DecodeRole):
 
     def _publish(self, slot: MainSlot, tokens: tuple[Token, ...]) -> None:
         if slot.relay and tokens[0].position == slot.takeover_position:
-            self.recorder.note(slot.request_id, lifecycle.TAKEOVER, position=tokens[0].position, mode=slot.mode)
+            self.recorder.note(
+                slot.request_id, lifecycle.TAKEOVER, position=tokens[0].position, mode=slot.mode
+            )
         self.send(self.gateway_of(slot.request_id), Tokens(slot.request_id, tokens))
 
     def settle(self, slot: Slot) -> None:
@@ -204,7 +206,13 @@ class MainDecode(DecodeRole):
         self._reported.add(slot.request_id)
         events = tuple(self.recorder.take(slot.request_id))
         finished = Finished(
-            slot.request_id, slot.finish or "", len(slot.output), slot.takeover_position, slot.disagreements, 0, events
+            slot.request_id,
+            slot.finish or "",
+            len(slot.output),
+            slot.takeover_position,
+            slot.disagreements,
+            0,
+            events,
         )
         self.send(self.gateway_of(slot.request_id), finished)
 

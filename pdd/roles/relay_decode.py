@@ -85,7 +85,9 @@ class RelayDecode(DecodeRole):
         request_id, gateway = slot.request_id, self.gateway_of(slot.request_id)
         position = len(slot.output)
         reason = slot.stop.finish_reason(slot.output) or ""
-        self.recorder.note(request_id, lifecycle.RELAY_STOPPED, position=position, mode=slot.mode, reason=reason)
+        self.recorder.note(
+            request_id, lifecycle.RELAY_STOPPED, position=position, mode=slot.mode, reason=reason
+        )
         events = tuple(self.recorder.take(request_id))
         bytes_ = self._ids_bytes.pop(request_id, 0)
         self.send(gateway, Finished(request_id, reason, position, None, 0, bytes_, events))

@@ -17,8 +17,10 @@ from pdd.roles.slot import Send, Slot
 class RelaySlot(Slot):
     """Eager decoding until MD, the stop rule, the cap or the answer's own end (paper: Eager Output Tokens).
 
-    main: the MD that takes over, "" if the answer ends here. on_ready: RLD's move when MD has the KV, from (ids made,
-    paused) and its load now (`pdd.policy.handoff.on_kv_ready`). cap_of: the output cap at RLD's load now. eager_batch_tokens: ids that wait for each other while MD has no KV.
+    main: the MD that takes over, "" if the answer ends here.
+    on_ready: RLD's move when MD has the KV, from (ids made, paused) and its load now (`policy.handoff.on_kv_ready`).
+    cap_of: the output cap at RLD's load now.
+    eager_batch_tokens: ids that wait for each other while MD has no KV.
     """
 
     def __init__(

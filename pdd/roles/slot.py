@@ -29,18 +29,13 @@ class Stop(Protocol):
     def finish_reason(self, output_ids: list[int]) -> str | None: ...
 
 
-class KvSequence(Protocol):
-    """The model's KV of one request; only its length is known outside `pdd.model`."""
-
-    kv_tokens: int
-
-
 Sampler = Callable[[Any, SamplingParams, list[int], list[int]], Draw]
 
 
 class Slot:
     """Base of RLD's and MD's view of a request.
 
+    seq: the model's KV of this request; only its length, `kv_tokens`, is known outside `pdd.model`.
     draw: draws a token from logits `[V]`, keyed by the request's seed and the position.
     """
 
@@ -52,7 +47,7 @@ class Slot:
         prompt: list[int],
         sampling: SamplingParams,
         output: list[int],
-        seq: KvSequence,
+        seq: Any,
         stop: Stop,
         draw: Sampler,
     ) -> None:
@@ -83,6 +78,10 @@ class Slot:
     def may_step(self) -> bool:
         """Whether the role's rules let this slot step now."""
         return True
+
+    def add_first(self, token_id: int) -> None:
+        """Token 0 came from P (`first_token=prefill`)."""
+        raise NotImplementedError
 
     def accept(self, rows: Any, fed: int) -> None:
         """Take logits after `fed` ids: `[fed, V]` if `verifies`, else `[V]` of the last one."""

@@ -53,6 +53,8 @@ class Worker:
     def _guard(self, work: Callable[[], object]) -> bool:
         try:
             return bool(work())
-        except Exception as error:  # the owner of the failing request is told where it fails; this is the last net
+        except (
+            Exception
+        ) as error:  # the owner of the failing request is told where it fails; this is the last net
             log.error("engine: %s", error, exc_info=error)
             return False
