@@ -31,9 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m experiments.compare", description=__doc__)
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--reference", type=Path, default=REFERENCE)
-    parser.add_argument(
-        "--update", action="store_true", help="make out the reference, and say what moved"
-    )
+    parser.add_argument("--update", action="store_true", help="make out the reference, and say what moved")
     args = parser.parse_args(argv)
     try:
         scale = _scale(args.out)

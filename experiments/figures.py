@@ -24,13 +24,14 @@ import papermill
 
 from experiments import scorecard
 from experiments.compose import ROOT, compose
-from experiments.folder import fresh_result, read_run
+from experiments.folder import fresh_result, read_run, shown
 from experiments.notebook import Notebook, notebooks
 from experiments.provenance import git_state, versions
 from experiments.publish import outputs
 from pdd.errors import ConfigError, PddError
 
 OUT = "paper_figures/out"
+RUN = (sys.executable, "-m", "experiments.run")
 EXPERIMENT_LIMIT_S = 3600.0
 STOP_S = 20.0
 
@@ -124,9 +125,9 @@ def _result(one: Notebook, args: argparse.Namespace) -> str:
     overrides = [f"experiment={one.experiment}", f"scale={args.scale}", *args.override]
     fresh = None if args.rerun else fresh_result(compose(overrides))
     if fresh is not None:
-        print(f"    reuses {fresh.relative_to(ROOT)}", flush=True)
-        return str(fresh.relative_to(ROOT))
-    command = [sys.executable, "-m", "experiments.run", *overrides]
+        print(f"    reuses {shown(fresh)}", flush=True)
+        return shown(fresh)
+    command = [*RUN, *overrides]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     try:
         stdout, _ = process.communicate(timeout=EXPERIMENT_LIMIT_S)
@@ -162,8 +163,8 @@ def _note(out: Path, one: Notebook, entry: dict[str, Any]) -> None:
     """Put the figure's entry into manifest.json, which is replaced as a whole."""
     path = out / "manifest.json"
     manifest = json.loads(path.read_text()) if path.is_file() else {}
-    made = {file.suffix[1:]: file for file in outputs(one.name, out) if file.parent == out}
-    entry["sha256"] = {kind: hashlib.sha256(file.read_bytes()).hexdigest() for kind, file in made.items()}
+    made = [file for file in outputs(one.name, out) if file.parent == out]
+    entry["sha256"] = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in made}
     entry["made"] = datetime.now(UTC).isoformat(timespec="seconds")
     manifest[one.name] = entry
     partial = path.with_suffix(".partial")
@@ -180,7 +181,7 @@ def _report(outcomes: list[Outcome]) -> None:
 
 def _last_line(error: BaseException) -> str:
     if isinstance(error, papermill.PapermillExecutionError):
-        return f"cell {error.exec_count}: {error.ename}: {' '.join(str(error.evalue).split())[:200]}"
+        return f"{error.ename}: {' '.join(str(error.evalue).split())[:200]}; see its executed notebook"
     return " ".join(str(error).split())[:300]
 
 

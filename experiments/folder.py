@@ -93,6 +93,11 @@ class RunFolder:
         os.replace(partial, self.path / "run.json")
 
 
+def shown(path: Path) -> str:
+    """A path as users see it: relative to the source tree where it is inside."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
 def read_run(path: Path) -> dict[str, Any]:
     """The run.json of a run folder.
 

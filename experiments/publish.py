@@ -30,6 +30,11 @@ def publish(
 
 
 def outputs(name: str, out_dir: Path) -> list[Path]:
-    """The files of a figure that are there."""
-    paths = [out_dir / f"{name}.{suffix}" for suffix in ("png", "pdf", "csv")]
-    return [path for path in (*paths, out_dir / "scores" / f"{name}.csv") if path.is_file()]
+    """The files of a notebook that are there: NAME and NAME_* unless that is another notebook's name."""
+    others = [path.stem for path in (ROOT / "notebooks").glob("*.ipynb") if len(path.stem) > len(name)]
+    found = [
+        path
+        for folder in (out_dir, out_dir / "scores")
+        for path in (*folder.glob(f"{name}.*"), *folder.glob(f"{name}_*.*"))
+    ]
+    return [path for path in sorted(found) if not path.stem.startswith(tuple(others))]

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from experiments.compose import ROOT, compose
-from experiments.folder import RunFolder
+from experiments.folder import RunFolder, shown
 from pdd.config import RunConfig
 from pdd.errors import ConfigError, PddError
 
@@ -50,20 +50,20 @@ def run_one(config: RunConfig) -> tuple[int, Path | None]:
         folder = RunFolder.create(config)
     except ConfigError as error:
         return _say(str(error), BAD_CONFIG), None
-    shown = _shown(folder.path)
+    where = shown(folder.path)
     try:
         metrics = _finite(module.run(config, folder))
         folder.finish(metrics)
     except KeyboardInterrupt as stop:
         folder.fail(stop, "interrupted")
-        return _say(f"interrupted; see {shown}", INTERRUPTED), folder.path
+        return _say(f"interrupted; see {where}", INTERRUPTED), folder.path
     except Exception as error:
         folder.fail(error)
         name = "" if isinstance(error, PddError) else f"{type(error).__name__}: "
         code = BAD_CONFIG if isinstance(error, ConfigError) else FAILED
-        return _say(f"{name}{error}; see {shown}/traceback.txt", code), folder.path
+        return _say(f"{name}{error}; see {where}/traceback.txt", code), folder.path
     print(
-        json.dumps({"experiment": config.experiment.name, "run_dir": shown, "metrics": metrics}), flush=True
+        json.dumps({"experiment": config.experiment.name, "run_dir": where, "metrics": metrics}), flush=True
     )
     return OK, folder.path
 
@@ -85,10 +85,6 @@ def _finite(value: Any) -> Any:
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def _say(line: str, code: int) -> int:

@@ -22,6 +22,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.compose import CONF, CONFIG_NAME, HYDRA_VERSION, ROOT, one_line, resolve
+from experiments.folder import shown
+from pdd.config import RunConfig
 from pdd.errors import ConfigError
 
 SWEEP_ENV = "PDD_SWEEP_DIR"
@@ -36,7 +38,10 @@ def main(args: list[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     sweeping = bool({"-m", "--multirun"} & set(args))
     expected = job_count([arg for arg in args if not arg.startswith("-")]) if sweeping else 0
-    folder = ROOT / "runs" / "multirun" / secrets.token_hex(4)
+    runs_dir = next(
+        (arg.split("=", 1)[1] for arg in args if arg.startswith("runs_dir=")), RunConfig().runs_dir
+    )
+    folder = ROOT / runs_dir / "multirun" / secrets.token_hex(4)
     if sweeping:
         folder.mkdir(parents=True)
         os.environ[SWEEP_ENV] = str(folder)
@@ -84,7 +89,7 @@ def _job(tree: DictConfig) -> None:
     except ConfigError as error:
         code, path = BAD_CONFIG, None
         print(f"experiments.run: {error}", file=sys.stderr)
-    outcome |= {"code": code, "run_dir": str(path.relative_to(ROOT)) if path else None}
+    outcome |= {"code": code, "run_dir": shown(path) if path else None}
     folder = os.environ.get(SWEEP_ENV)
     if folder:
         (Path(folder) / f"job_{job.num:04d}.json").write_text(json.dumps(outcome) + "\n")
@@ -104,7 +109,5 @@ def _report(folder: Path, expected: int) -> int:
     if len(jobs) != expected:
         print(f"experiments.run: {len(jobs)} of {expected} jobs reported an end", file=sys.stderr)
     metrics = {"jobs": len(jobs), "expected": expected, "failed": len(failed)}
-    print(
-        json.dumps({"experiment": "multirun", "run_dir": str(folder.relative_to(ROOT)), "metrics": metrics})
-    )
+    print(json.dumps({"experiment": "multirun", "run_dir": shown(folder), "metrics": metrics}))
     return 0 if len(jobs) == expected and not failed else 1

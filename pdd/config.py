@@ -273,7 +273,7 @@ class WorkloadConfig:
     contexts: distinct cached histories that prompts share a prefix with.
     """
 
-    rate_rps: float = 2.0
+    rate_rps: float = 1.25
     prompt_tokens: int = 2048
     hit_rate: str = "beta"
     hit_low: float = 0.02
