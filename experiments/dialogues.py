@@ -71,22 +71,24 @@ def is_plain_greedy(params: SamplingParams) -> bool:
     return params.temperature == 0 and penalties == (1, 0, 0) and not params.stop
 
 
-def aimed(
-    request: Request, ids: Sequence[int], takeover: int, decode: Callable[[Sequence[int]], str], number: int
-) -> Request | None:
-    """The same question, ended near where MD took over: by length, or by a stop string across that place.
+def ended_at(request: Request, tokens: int) -> Request:
+    """The same question with at most `tokens` tokens of answer."""
+    return _changed(request, f"-to{tokens}", max_tokens=min(tokens, request.sampling.max_tokens))
 
-    number: which of the ways. None if no stop string can be made there: ids may decode to broken characters.
+
+def stopped_near(
+    request: Request, ids: Sequence[int], place: int, decode: Callable[[Sequence[int]], str]
+) -> Request | None:
+    """The same question with a stop string of the output ids around `place`.
+
+    None if there is no such string: ids may decode to broken characters.
     """
+    places = (place + shift for shift in (0, 1, -1, 2))
+    texts = [decode(ids[at - 1 : at + 2]) for at in places if at > 0]
+    whole = [text for text in texts if text and "\ufffd" not in text]
+    return _changed(request, "-stop", stop=(whole[0],)) if whole else None
+
+
+def _changed(request: Request, suffix: str, **changes: Any) -> Request:
     fields = {name: getattr(request.sampling, name) for name in request.sampling.__struct_fields__}
-    if number % 2 == 0:
-        fields["max_tokens"] = min(len(ids), takeover + 1 + number // 2 % 3)
-    else:
-        windows = (
-            ids[at - 1 : at + 2] for at in (takeover, takeover + 1, takeover - 1, takeover + 2) if at > 0
-        )
-        texts = [text for text in map(decode, windows) if text and "\ufffd" not in text]
-        if not texts:
-            return None
-        fields["stop"] = (texts[0],)
-    return Request(f"{request.id}-aimed", request.prompt, SamplingParams(**fields))
+    return Request(request.id + suffix, request.prompt, SamplingParams(**{**fields, **changes}))

@@ -14,7 +14,14 @@ import pandas as pd
 import torch
 
 from experiments.compose import with_model, with_system
-from experiments.dialogues import TURNS, Dialogue, Sizes, aimed, is_plain_greedy
+from experiments.dialogues import (
+    TURNS,
+    Dialogue,
+    Sizes,
+    ended_at,
+    is_plain_greedy,
+    stopped_near,
+)
 from experiments.folder import RunFolder
 from experiments.oneprocess import OneProcess
 from experiments.options import read_options
@@ -30,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "batched": False,
     "dialogues": {"smoke": 4, "reduced": 18, "paper": 60},
     "direct_dialogues": {"smoke": 0, "reduced": 4, "paper": 60},
-    "aimed": {"smoke": 2, "reduced": 12, "paper": 40},
+    "aimed": {"smoke": 2, "reduced": 10, "paper": 40},
     "at_once": 3,
 }
 V4_SIZES = Sizes(prompt=(140, 300), added=(60, 160), output=(6, 24))
@@ -38,6 +45,8 @@ RATES_MBPS = (140.0, 90.0, 220.0, 60.0, 400.0)
 """The link's rates in turn, changed live: takeovers come early and late."""
 V4_RATES_MBPS = (20.0, 10.0, 30.0, 14.0, 40.0)
 """V4's KV is a twentieth of the others'."""
+AIMS = 4
+"""Tries to let a takeover fall on the last token: when it comes varies by some steps."""
 Answer = tuple[Request, Completion | PddError]
 
 
@@ -131,16 +140,34 @@ def _aim(cluster: Cluster, answers: list[Answer], count: int, yardstick: Yardsti
     taken = [(one, done) for one, done in answers if _took_over(done) and one.id.endswith("t0")]
     out: list[Answer] = []
     for number, (request, _) in enumerate(taken[:count]):
-        cluster.reset_caches()
-        out += _ask(cluster, [Request(f"{request.id}-alone", request.prompt, request.sampling)])
-        alone = out[-1][1]
-        if not isinstance(alone, Completion) or not alone.takeover_position:
+        alone = Request(f"{request.id}-alone", request.prompt, request.sampling)
+        out.append(_ask_cold(cluster, alone))
+        done = out[-1][1]
+        if not isinstance(done, Completion) or not done.takeover_position:
             continue
-        question = aimed(request, yardstick(request), alone.takeover_position, cluster.decode, number)
-        if question is not None:
-            cluster.reset_caches()
-            out += _ask(cluster, [question])
+        at = done.takeover_position
+        if number % 2:
+            question = stopped_near(request, yardstick(request), at, cluster.decode)
+            out += [_ask_cold(cluster, question)] if question else []
+        else:
+            out += _aim_at_end(cluster, request, at)
     return out
+
+
+def _aim_at_end(cluster: Cluster, request: Request, place: int) -> list[Answer]:
+    """End the answer at the place of the last takeover or just after, until MD makes its last token only."""
+    out: list[Answer] = []
+    for tokens in range(place + 1, place + 1 + AIMS):
+        out.append(_ask_cold(cluster, ended_at(request, tokens)))
+        done = out[-1][1]
+        if isinstance(done, Completion) and done.takeover_position == len(done.tokens) - 1:
+            break
+    return out
+
+
+def _ask_cold(cluster: Cluster, request: Request) -> Answer:
+    cluster.reset_caches()
+    return _ask(cluster, [request])[0]
 
 
 def _took_over(done: Completion | PddError) -> bool:

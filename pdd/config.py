@@ -175,7 +175,7 @@ class WanConfig:
 
     backend: str = "proxy"
     rate_mbps: float = 50.0
-    rtt_ms: float = 5.0
+    rtt_ms: float = 4.0
     jitter_ms: float = 0.0
     loss: float = 0.0
     queue_ms: float = 100.0
