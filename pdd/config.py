@@ -168,13 +168,13 @@ class WanConfig:
     """The link between two datacenters, and what emulates it.
 
     The defaults keep the paper's ratios at the tiny model's pace: RTT about half a TPOT (10 ms here, 48 ms there), and
-    a whole prompt's KV (8 MB) takes some three times its prefill.
+    a whole prompt's KV (8 MB) takes some two or three times its prefill.
     queue_ms: depth of the bottleneck buffer as time at the link's rate.
     cross_mbps: competing traffic that the shaper adds from A to B.
     """
 
     backend: str = "proxy"
-    rate_mbps: float = 50.0
+    rate_mbps: float = 60.0
     rtt_ms: float = 4.0
     jitter_ms: float = 0.0
     loss: float = 0.0

@@ -56,6 +56,13 @@ def test_a_request_that_nobody_could_serve(
     goes_on(cluster)
 
 
+def test_an_id_that_was_used_before(cluster: Cluster) -> None:
+    request = cluster.request([1, 2, 3], max_tokens=2)
+    cluster.submit(request).result()
+    with pytest.raises(RequestError, match="request_id"):
+        cluster.submit(request)
+
+
 def ports(cluster: Cluster) -> list[tuple[str, int]]:
     found = []
     for addresses in cluster.addresses.values():

@@ -128,14 +128,14 @@ def test_without_the_stop_rule_a_slow_extend_would_never_catch_up() -> None:
     slow = Handoff(outstanding=40, tpot_s=0.01, floor_s=0.01, token_s=0.03, rtt_s=0.02).run()
     assert slow.named is not None
     assert stop_position(100, 500, 0.01, 0.01, 0.02) is None
-    assert stop_position(100, 500, 0.01, 0.01, 0.02, shrinks=False) == 103
+    assert stop_position(100, 500, 0.01, 0.01, 0.02, shrinks=False) == 104
 
 
 @pytest.mark.parametrize(
     ("remaining", "floor_s", "expected"),
-    [(0, 0.05, 108), (6, 0.05, 108), (7, 0.05, None), (2, 0.001, 104), (3, 0.001, None)],
+    [(0, 0.05, 113), (6, 0.05, 113), (7, 0.05, None), (2, 0.001, 104), (3, 0.001, None)],
 )
-def test_stop_is_named_a_round_trip_and_an_extend_ahead_of_what_md_knows(
+def test_stop_is_named_a_round_trip_and_two_extends_ahead_of_what_md_knows(
     remaining: int, floor_s: float, expected: int | None
 ) -> None:
     assert stop_position(100, remaining, floor_s, tpot_s=0.01, rtt_s=0.03) == expected

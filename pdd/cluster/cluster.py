@@ -49,6 +49,7 @@ class Cluster:
         self._processes: dict[str, RoleProcess] = {}
         self._numbers = itertools.count()
         self._turn = itertools.count()
+        self._used: set[str] = set()
         self._closing = threading.Event()
         self._up = False
 
@@ -204,10 +205,13 @@ class Cluster:
         """
         if not self._up:
             raise ClusterError("the cluster is not up; use it inside `with`")
+        if request.id in self._used:
+            raise RequestError(f"request_id: {request.id!r} was used before; give a new one")
         check_prompt(request.prompt, request.sampling, self.vocab, self.max_tokens)
         sampling = self._with_model_stops(request.sampling)
         request = Request(request.id, request.prompt, sampling)
         limit_s = timeout_s or self.config.cluster.request_timeout_s
+        self._used.add(request.id)
         handle = Handle(request, limit_s, self._cancel)
         gateways = self._gateways()
         self._client.submit(gateways[next(self._turn) % len(gateways)], handle, limit_s, relay)

@@ -100,14 +100,14 @@ def stop_position(
     """Where RLD shall stop, or None while MD is too far behind (modelling.md: the stop rule).
 
     While one extend runs, RLD makes ceil(extend_floor / TPOT) more ids; MD cannot come nearer than that, so
-    from one id above it a stop is named: where RLD will be one round trip and one extend after the id that MD
-    last saw left. Earlier, and MD would still be extending while nobody decodes; later, and RLD's extra ids
-    (the paper: about 10%) would grow.
+    from one id above it a stop is named: where RLD will be one round trip and two extends after the id that MD
+    last saw left, one to fill what is known and one to be ahead. Earlier, and MD would still be extending while
+    nobody decodes; later, and RLD's extra ids (the paper: about 10%) would grow.
     shrinks: False if the last extend left no less than it found; then a stop is named whatever remains.
     """
     if shrinks and remaining > math.ceil(extend_floor_s / tpot_s) + 1:
         return None
-    return known_end + max(1, math.ceil((rtt_s + extend_floor_s) / tpot_s))
+    return known_end + max(1, math.ceil((rtt_s + 2 * extend_floor_s) / tpot_s))
 
 
 def on_kv_ready(config: HandoffConfig, view: RelayView) -> RelayMove:

@@ -65,6 +65,7 @@ class Batch:
         while self._waiting and admit(len(self._running), self._max_batch):
             self._running.append(self._waiting.popleft())
         work = [(slot, ids) for slot in self._running if (ids := slot.pending())]
+        work = [item for item in work if item[0].urgent] or work
         extends = [item for item in work if len(item[1]) > 1]
         decodes = [item for item in work if len(item[1]) == 1]
         if extends and not (decodes and self._extended):

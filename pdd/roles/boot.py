@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,6 +98,9 @@ def _from_stdin(ipc_dir: str) -> tuple[bytes, RunConfig]:
 def _end_with_parent(ipc_dir: str) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
-    if ipc_dir:
+    # Siblings end at the same time and may still write into the folder: look again for a while.
+    until_s = time.monotonic() + 2.0
+    while ipc_dir and os.path.isdir(ipc_dir) and time.monotonic() < until_s:
         shutil.rmtree(ipc_dir, ignore_errors=True)
+        time.sleep(0.1)
     os._exit(0)

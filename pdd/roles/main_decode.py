@@ -155,7 +155,7 @@ class MainDecode(DecodeRole):
             filled_tokens=slot.filled,
             extends=pace.extends,
             last_outstanding=pace.last_outstanding,
-            stop_named=pace.stop_named,
+            stop_named=slot.stop_named,
             relay_stopped=False,
             extend_floor_s=pace.step_s,
             tpot_s=pace.tpot_s,
@@ -165,7 +165,7 @@ class MainDecode(DecodeRole):
         move = main_move(self.config.handoff, CATCHUP, view)
         slot.part_tokens = move.extend_tokens
         if move.stop_at is not None:
-            pace.stop_named = True
+            slot.stop_named = True
             self.send(slot.relay, StopAt(slot.request_id, move.stop_at))
 
     # -- steps and ends --------------------------------------------------------------------------------------------
@@ -177,7 +177,8 @@ class MainDecode(DecodeRole):
         if fed > 1:
             self.recorder.note(slot.request_id, lifecycle.EXTEND_START, started_s, tokens=fed)
             self.recorder.note(slot.request_id, lifecycle.EXTEND_END, ended_s, tokens=fed)
-        self.settle(slot)
+        # Ids that came during the step wait in the inbox: plan after them.
+        self.worker.post(partial(self.settle, slot))
 
     def _publish(self, slot: MainSlot, tokens: tuple[Token, ...]) -> None:
         if slot.relay and tokens[0].position == slot.takeover_position:

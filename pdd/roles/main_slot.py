@@ -53,6 +53,7 @@ class MainSlot(Slot):
         self._guess: Draw | None = None
         self.awaits_first = False
         self.part_tokens: int | None = None
+        self.stop_named = False
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
@@ -60,6 +61,11 @@ class MainSlot(Slot):
         if self.authority is not None:
             return not self.relay_reason and position >= self.authority
         return self._rewind is not None and position < self.known + RUN_AHEAD_TOKENS
+
+    @property
+    def urgent(self) -> bool:  # type: ignore[override]
+        """From the moment RLD knows where to stop until MD has published: nobody else makes this user's tokens."""
+        return self.stop_named and self.takeover_position is None and self.finish is None
 
     def may_step(self) -> bool:
         return not self.awaits_first

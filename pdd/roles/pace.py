@@ -14,14 +14,13 @@ ENOUGH_TOKENS = 4
 
 
 class Pace:
-    """MD's step time, RLD's time per output token and the round trip between them, all in s."""
+    """MD's shortest step, RLD's time per output token and the round trip between them, all in s."""
 
     def __init__(self, round_trip_s: float) -> None:
         self.step_s = GUESS_S
         self.round_trip_s = round_trip_s
         self.extends = 0
         self.last_outstanding: int | None = None
-        self.stop_named = False
         self._asked_s: float | None = None
         self._answered = False
         self._heard_first_s: float | None = None
@@ -45,7 +44,7 @@ class Pace:
 
     def stepped(self, seconds: float, outstanding: int) -> None:
         """A step of this request took so long; before it, so many ids were outstanding."""
-        self.step_s = seconds
+        self.step_s = seconds if not self.extends else min(self.step_s, seconds)
         self.extends += 1
         self.last_outstanding = outstanding
 

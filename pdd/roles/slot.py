@@ -40,6 +40,8 @@ class Slot:
     """
 
     verifies = False
+    urgent = False
+    """Whether a user would see this slot wait: it then steps alone, for the few steps that a takeover takes."""
 
     def __init__(
         self,

@@ -13,7 +13,8 @@ def hit_rates(config: WorkloadConfig, requests: int, rng: np.random.Generator) -
     """Shares [requests] in [hit_low, hit_high].
 
     `beta`: Beta(beta_a, beta_b) stretched over the range; the paper's is skewed, 2-99%, mean 90% (facts: T2),
-    and (.79, .081) has that mean and 75% of its mass above 95%. Stratified, so that few requests have the shape too. `uniform`: flat on the range, the paper's narrow case.
+    and (.79, .081) has that mean and 75% of its mass above 95%. `uniform`: flat on the range, the paper's narrow
+    case. Stratified, so that few requests have the shape too.
     """
     drawn = uniforms(requests, rng)
     if config.hit_rate == "beta":
