@@ -328,8 +328,8 @@ class ScaleConfig:
 class ExperimentConfig:
     """What to run: `kind` names a module of `experiments/`; `options` are its own, checked there."""
 
-    name: str = "ttft"
-    kind: str = "ttft"
+    name: str = "timeline"
+    kind: str = "timeline"
     systems: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)

@@ -28,9 +28,9 @@ def config_in(folder: Path, *overrides: str) -> RunConfig:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
-    module = ModuleType("experiments.ttft")
+    module = ModuleType("experiments.timeline")
     module.run = function  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "experiments.ttft", module)
+    monkeypatch.setitem(sys.modules, "experiments.timeline", module)
 
 
 def test_a_good_run_ends_with_one_json_line(
@@ -104,7 +104,7 @@ def test_only_a_finished_run_of_the_same_configuration_is_fresh(tmp_path: Path) 
 def test_options_are_checked() -> None:
     config = compose(["+experiment.options.tokens=5", "scale=smoke"])
     assert read_options(config, {"tokens": 1, "many": {"smoke": 2, "reduced": 3}}) == {"tokens": 5, "many": 2}
-    with pytest.raises(ConfigError, match="experiment.options.tokens: unknown option of ttft; known: other"):
+    with pytest.raises(ConfigError, match="experiment.options.tokens: unknown option of timeline; known: other"):
         read_options(config, {"other": 1})
     with pytest.raises(ConfigError, match="'a' is not possible; give a int"):
         read_options(compose(["+experiment.options.tokens=a"]), {"tokens": 1})

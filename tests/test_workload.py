@@ -14,7 +14,7 @@ from pdd.workload.hitrates import hit_rates
 from pdd.workload.lengths import output_tokens
 from pdd.workload.requests import Workload, build
 
-SMALL = WorkloadConfig(prompt_tokens=64, contexts=3, output_mean_tokens=8, output_cap_tokens=30)
+SMALL = WorkloadConfig(rate_rps=2.0, prompt_tokens=64, contexts=3, output_mean_tokens=8, output_cap_tokens=30)
 
 
 def small(**changes: object) -> Workload:
